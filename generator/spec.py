@@ -1,0 +1,265 @@
+"""What a spec says: frozen dataclasses that are valid by construction."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from kgen.errors import Span
+from kgen.expr import BUILTIN_NAMES, FUNCTIONS, Assignment
+
+
+class Kind(Enum):
+    """How a value spreads over the (M, N) matrix."""
+
+    MATRIX = "matrix"
+    PER_ROW = "per_row"
+    PER_COLUMN = "per_column"
+    SCALAR = "scalar"
+
+
+class Element(Enum):
+    """What the entries of a value are."""
+
+    FLOAT = "float"
+    INT = "int"
+    BOOL = "bool"
+
+
+FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "float8_e5m2", "int8", "int32", "int64")
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor argument. ``absent`` is the neutral value of an optional one."""
+
+    name: str
+    kind: Kind
+    at: Span
+    element: Element = Element.FLOAT
+    absent: float | None = None
+    grad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A number given by keyword. ``bool`` params choose code when a kernel is compiled."""
+
+    name: str
+    element: Element
+    default: float | int | bool
+    at: Span
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result. ``dtype`` is the name of an input whose dtype it takes, or a dtype's own name."""
+
+    name: str
+    dtype: str
+    at: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest N accepted, and the MiB that partial column sums may take."""
+
+    max_columns: int = 262144
+    scratch_mib: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """``|out - ref| <= absolute + relative * |ref|``."""
+
+    absolute: float
+    relative: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A worked example for the tests: values by name, as nested tuples of numbers."""
+
+    name: str
+    given: tuple[tuple[str, object], ...]
+    expect: tuple[tuple[str, object], ...]
+    at: Span
+
+
+DEFAULT_TOLERANCES = {
+    "float16": Tolerance(3e-3, 3e-3),
+    "bfloat16": Tolerance(1e-2, 1.6e-2),
+    "float32": Tolerance(1e-5, 1e-4),
+    "float64": Tolerance(1e-12, 1e-10),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One op. ``path`` is the spec's path as headers and messages show it."""
+
+    op: str
+    summary: str
+    source: str
+    path: str
+    at: Span
+    inputs: tuple[Input, ...]
+    params: tuple[Param, ...]
+    outputs: tuple[Output, ...]
+    forward: tuple[Assignment, ...]
+    backward: tuple[Assignment, ...] | Literal["none", "derive"]
+    backward_at: Span
+    reference: str
+    reference_at: Span
+    limits: Limits = Limits()
+    dtypes: tuple[str, ...] = FLOAT_DTYPES
+    tolerances: dict[str, Tolerance] = field(default_factory=lambda: dict(DEFAULT_TOLERANCES))
+    cases: tuple[Case, ...] = ()
+    module: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a spec: the loader, the JSON schema and the messages all read this table."""
+
+    name: str
+    about: str
+    required: bool = False
+
+
+SPEC_KEYS = (
+    Key("op", "the op's name: of the function, of the folder and of the class made from it", True),
+    Key("summary", "what the op computes, in one line", True),
+    Key("source", "where the formula comes from, in one line: a paper, a model, a ticket", True),
+    Key("inputs", "the tensors, in the order of the function's arguments", True),
+    Key("params", "numbers given by keyword; run-time values, never a recompile"),
+    Key("outputs", "the results, in order, each with its dtype", True),
+    Key("forward", "formulas that assign every output", True),
+    Key("backward", "formulas that assign every gradient, or 'derive', or 'none'", True),
+    Key("reference", "the body of a PyTorch function over the inputs and params: the oracle", True),
+    Key("limits", "the largest row and the largest scratch"),
+    Key("dtypes", "the floating dtypes that the op takes; all four when left out"),
+    Key("tolerances", "how far results may be from the reference, for each dtype"),
+    Key("cases", "worked examples for the tests, by name"),
+)
+RESERVED_KEYS = ("module", "tuning", "double_backward")
+INPUT_KEYS = (
+    Key("kind", "how the values spread over the (M, N) matrix", True),
+    Key("type", "what the entries are; int and bool inputs take no gradient"),
+    Key("absent", "makes the input optional: the neutral value used when it is not given"),
+    Key("grad", "false when the input takes no gradient"),
+)
+PARAM_KEYS = (
+    Key("type", "float or int; a bool param chooses code when a kernel is compiled"),
+    Key("default", "the value when the caller gives none", True),
+    Key("min", "the smallest value taken"),
+    Key("max", "the largest value taken"),
+)
+OUTPUT_KEYS = (Key("dtype", "an input's name, to take its dtype, or the name of a dtype", True),)
+LIMITS_KEYS = (
+    Key("max_columns", "the largest N: longer rows raise ValueError"),
+    Key("scratch_mib", "MiB that the partial column sums of a backward may take"),
+)
+LARGEST_COLUMNS = 2**20
+LARGEST_SCRATCH_MIB = 4096
+
+OP_PATTERN = r"[a-z][a-z0-9_]{0,47}"
+NAME_PATTERN = r"[a-z][a-z0-9_]{0,31}"
+LINE_LIMIT = 200
+
+_BUILTINS = """
+    abs aiter all anext any ascii bin bool breakpoint bytearray bytes callable chr classmethod
+    compile complex copyright credits delattr dict dir divmod enumerate eval exec exit filter float
+    format frozenset getattr globals hasattr hash help hex id input int isinstance issubclass iter
+    len license list locals map max memoryview min next object oct open ord pow print property quit
+    range repr reversed round set setattr slice sorted staticmethod str sum super tuple type vars
+    zip
+"""
+_GENERATED = """
+    block blocks calls column ctx device dtype generated grid group groups in_columns in_rows jit
+    kernel kernels kgen launch mask n_columns n_groups n_rows nn on_unsupported op ops pid plan
+    plans program pytest reference row rows self shape start stride strides tensor tensors test
+    tests tl torch total triton
+    column_sum compute floor_divide floor_divide_int floor_modulo floor_modulo_int gradients
+    group_sum has_columns math merge_exp_sum merge_moments n_sums name nan_maximum nan_minimum
+    partials power problem round_half_even row_max row_mean row_min row_sum save stages
+"""
+RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
+"""Names that generated code or the language of formulas uses itself."""
+_SUFFIXES = (
+    "_lanes",
+    "_partial",
+    "_ptr",
+    "_stride",
+    "_scratch",
+    "_reference",
+    "_kernel",
+    "_block",
+    "_dtype",
+)
+_MODULES = """
+    abc argparse ast asyncio base64 builtins cmath code codecs collections contextlib copy csv
+    ctypes dataclasses datetime decimal difflib dis distutils enum errno fractions functools gc
+    generator glob hashlib heapq importlib inspect io itertools json keyword logging math
+    multiprocessing numbers numpy operator os pathlib pickle pip platform pprint queue random re
+    select setuptools shutil signal site socket specs sqlite3 ssl stat statistics string struct
+    subprocess symtable sys tempfile templates textwrap threading time timeit token tokenize
+    traceback types typing unittest uuid warnings weakref xml yaml zipfile
+"""
+_RESERVED_OPS = RESERVED.union(_MODULES.split(), ("forward", "backward", "conftest"))
+
+
+def op_problem(name: str) -> str | None:
+    """Why an op cannot be called so, or None."""
+    if not re.fullmatch(OP_PATTERN, name):
+        return "an op's name is 1 to 48 of a-z, 0-9 and '_', starting with a letter"
+    if keyword.iskeyword(name) or name in _RESERVED_OPS:
+        return "this name belongs to Python, to PyTorch or to the generated code: take another"
+    if name.endswith("_reference") or name.startswith("test_"):
+        return "names like this belong to the generated reference and tests: take another"
+    return None
+
+
+def name_problem(name: str) -> str | None:
+    """Why an input, param, output or intermediate cannot be called so, or None."""
+    if name in BUILTIN_NAMES:
+        return "this name is built into formulas: take another"
+    if name.startswith("_"):
+        return "names start with a letter: those with '_' belong to the generated code"
+    if name.lower() != name and re.fullmatch(NAME_PATTERN, name.lower()):
+        return "names are written in lower case"
+    if not re.fullmatch(NAME_PATTERN, name):
+        return "a name is 1 to 32 of a-z, 0-9 and '_', starting with a letter"
+    if keyword.iskeyword(name):
+        return "this is a Python keyword: take another name"
+    if name in RESERVED:
+        return "this name belongs to Python, to the formulas or to the generated code: take another"
+    if name.endswith(_SUFFIXES):
+        return f"names that end in '_{name.rpartition('_')[2]}' belong to the generated code"
+    return None
+
+
+def case_problem(name: str) -> str | None:
+    """Why a case cannot be called so, or None."""
+    if re.fullmatch(OP_PATTERN, name):
+        return None
+    return "a case's name is 1 to 48 of a-z, 0-9 and '_', starting with a letter"
+
+
+def gradient_name(name: str) -> str:
+    """What the gradient of an input or an output is called in formulas."""
+    return f"d{name}"
+
+
+def has_gradient(output: Output, inputs: tuple[Input, ...]) -> bool:
+    """Whether a gradient flows back into an output: whether its dtype is a floating one."""
+    for entry in inputs:
+        if entry.name == output.dtype:
+            return entry.element is Element.FLOAT
+    return output.dtype in FLOAT_DTYPES
