@@ -1,0 +1,431 @@
+"""The statements of a kernel: loads, formulas, stores, and the walks around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kgen.emit import Emitter, number, shape
+from kgen.ir import (
+    Define,
+    Op,
+    Program,
+    Ref,
+    Result,
+    Role,
+    Variable,
+    names_in,
+)
+from kgen.padding import NEUTRAL, Padding, choose_padding
+from kgen.peel import Peeled, peel
+from kgen.schedule import Form, Kernel, Merge, MergeKind, Walk
+from kgen.spec import Element, Kind, Spec
+
+_STEP = {"mul": "*", "div": "/", "add": "+", "sub": "-"}
+_STRIDED = (Role.INPUT, Role.UPSTREAM)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A kernel's statements as finished text, in the order of the file."""
+
+    top: str
+    walks: tuple[WalkText, ...]
+    bottom: str
+    helpers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WalkText:
+    """A loop over the columns: what stands before, inside and after it."""
+
+    before: str
+    inside: str
+    after: str
+
+
+def kernel_body(spec: Spec, kernel: Kernel, several: bool) -> Body:
+    """The text of one kernel below its index arithmetic; ``several``: of the op's gradients."""
+    padding = choose_padding(kernel.program)
+    emitter = Emitter(spec, padding)
+    writer = _Writer(spec, kernel.program, emitter, padding, several)
+    if kernel.form is Form.TILE:
+        return _tile(writer, emitter)
+    if kernel.form is Form.STREAMING:
+        return _streaming(writer, emitter, kernel)
+    return _groups(writer, emitter)
+
+
+def _tile(writer: _Writer, emitter: Emitter) -> Body:
+    program = writer.program
+    writer.params()
+    writer.load_all(Kind.MATRIX, Kind.PER_ROW)
+    for definition in program.definitions:
+        writer.statement(definition)
+    return Body(writer.take(), (), "", frozenset(emitter.helpers))
+
+
+def _groups(writer: _Writer, emitter: Emitter) -> Body:
+    program = writer.program
+    writer.params()
+    writer.load_all(Kind.PER_COLUMN)
+    sums = [r.name for r in program.results if r.kind is Kind.PER_COLUMN]
+    for name in sums:
+        writer.line(f"{name} = tl.zeros((1, BLOCK), COMPUTE)")
+    before = writer.take()
+    writer.load_all(Kind.MATRIX, Kind.PER_ROW)
+    for definition in program.definitions:
+        writer.statement(definition)
+    inside = writer.take()
+    for name in sums:
+        writer.line(f"if {name}_partial_ptr is not None:")
+        place = f"{name}_partial_ptr + group * n_columns + column"
+        writer.line(f"    tl.store({place}, {name}, mask=in_columns)")
+    after = writer.take()
+    return Body("", (WalkText(before, inside, after),), "", frozenset(emitter.helpers))
+
+
+def _streaming(writer: _Writer, emitter: Emitter, kernel: Kernel) -> Body:
+    writer.params()
+    writer.load_all(Kind.PER_ROW)
+    for definition in kernel.before:
+        writer.statement(definition)
+    top = writer.take()
+    walks = tuple(_walk_text(writer, walk_) for walk_ in kernel.walks)
+    return Body(top, walks, "", frozenset(emitter.helpers))
+
+
+def _walk_text(writer: _Writer, walk_: Walk) -> WalkText:
+    writer.forget_chunk()
+    for merge in walk_.merges:
+        writer.start_merge(merge)
+    for reduction in walk_.reductions:
+        writer.start_reduction(reduction)
+    before = writer.take()
+
+    writer.load_for(walk_)
+    for definition in walk_.definitions:
+        writer.statement(definition, stores=walk_.stores)
+    for merge in walk_.merges:
+        writer.step_merge(merge)
+    for reduction in walk_.reductions:
+        writer.step_reduction(reduction)
+    inside = writer.take()
+
+    for merge in walk_.merges:
+        writer.end_merge(merge)
+    for reduction in walk_.reductions:
+        writer.end_reduction(reduction)
+    for definition in walk_.after:
+        writer.statement(definition)
+    return WalkText(before, inside, writer.take())
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Collects lines, and remembers what the kernel has loaded already."""
+
+    spec: Spec
+    program: Program
+    emitter: Emitter
+    padding: Padding
+    several: bool
+    lines: list[str] = field(default_factory=list)
+    loaded: set[str] = field(default_factory=set)
+    filled: set[str] = field(default_factory=set)
+    guarded: set[str] = field(default_factory=set)
+    owners: dict[str, set[str]] = field(default_factory=dict)
+    open_guard: str | None = None
+
+    def __post_init__(self) -> None:
+        """Sort the optional inputs: those whose absence drops steps, and those given a value."""
+        variables = self.program.variables
+        absent = {v.name: v.absent for v in variables if v.absent is not None}
+        for definition in self.program.definitions:
+            used = {name for name in names_in(definition.term) if name in absent}
+            alone = {name for name in used if peel(definition.term, {name: absent[name]}) is None}
+            self.filled |= alone
+            together = {name: absent[name] for name in used - self.filled}
+            if peel(definition.term, together) is None:
+                self.filled |= used
+        self.guarded = set(absent) - self.filled
+        self.owners = {r.name: {r.name} for r in self.program.results}
+        for definition in reversed(self.program.definitions):
+            for name in names_in(definition.term):
+                served = self.owners.get(definition.name, set())
+                self.owners[name] = self.owners.get(name, set()) | served
+
+    # --- lines
+
+    def line(self, text: str) -> None:
+        """Add one line."""
+        self.lines.append(text)
+
+    def gap(self) -> None:
+        """An empty line, unless there is one or nothing stands above."""
+        if self.lines and self.lines[-1]:
+            self.lines.append("")
+
+    def take(self) -> str:
+        """The text so far; starts anew."""
+        text = "\n".join(self.lines).rstrip("\n")
+        self.lines = []
+        self.open_guard = None
+        return text
+
+    def forget_chunk(self) -> None:
+        """A new walk loads matrices and columns again."""
+        per_row = (Kind.PER_ROW, Kind.SCALAR)
+        self.loaded = {
+            v.name
+            for v in self.program.variables
+            if v.name in self.loaded and v.type.kind in per_row
+        }
+
+    # --- loads
+
+    def params(self) -> None:
+        """Float params arrive as float64 and join the arithmetic's type here."""
+        for variable in self.program.variables:
+            if variable.role is Role.PARAM and variable.type.element is Element.FLOAT:
+                self.line(f"{variable.name} = tl.full((1, 1), {variable.name}, COMPUTE)")
+
+    def load_all(self, *kinds: Kind) -> None:
+        """Load every variable of some kinds."""
+        self.gap()
+        for variable in self.program.variables:
+            if variable.role is not Role.PARAM and variable.type.kind in kinds:
+                self._load(variable)
+
+    def load_for(self, walk_: Walk) -> None:
+        """Load the matrices that a walk uses."""
+        used = {name for d in walk_.definitions for name in names_in(d.term)}
+        used |= {name for d in walk_.reductions for name in names_in(d.term)}
+        used |= {name for m in walk_.merges for name in names_in(m.values)}
+        for variable in self.program.variables:
+            if variable.name in used and variable.type.kind is Kind.MATRIX:
+                self._load(variable)
+
+    def _load(self, variable: Variable) -> None:
+        if variable.name in self.loaded:
+            return
+        self.loaded.add(variable.name)
+        self.open_guard = None
+        load = f"{variable.name} = {self._load_text(variable)}"
+        if variable.absent is None:
+            self.line(load)
+            return
+        self.line(f"if {variable.name}_ptr is not None:")
+        self.line(f"    {load}")
+        if variable.name in self.filled:
+            fill = f"tl.full({shape(variable.type.kind)}, {number(variable.absent)}, COMPUTE)"
+            self.line("else:")
+            self.line(f"    {variable.name} = {fill}")
+
+    def _load_text(self, variable: Variable) -> str:
+        name, kind = variable.name, variable.type.kind
+        is_float = variable.type.element is Element.FLOAT
+        other = number(self.padding.loads.get(name, 0.0)) if is_float else "0"
+        place, mask = f"{name}_ptr + column", "in_columns"
+        if kind is Kind.PER_ROW:
+            stride = f" * {name}_row_stride" if variable.role in _STRIDED else ""
+            place, mask = f"{name}_ptr + row{stride}", "in_rows"
+        elif kind is Kind.MATRIX:
+            stride = f"{name}_row_stride" if variable.role in _STRIDED else "n_columns"
+            place, mask = f"{name}_ptr + row * {stride} + column", "mask"
+        convert = ".to(COMPUTE)" if is_float and not self._is_computed(variable) else ""
+        return f"tl.load({place}, mask={mask}, other={other}){convert}"
+
+    @staticmethod
+    def _is_computed(variable: Variable) -> bool:
+        return variable.role in (Role.SAVED, Role.STATISTIC)
+
+    def _load_columns(self, names: Iterable[str]) -> None:
+        """Per_column values are loaded where they are first used."""
+        for name in names:
+            variable = self.program.variable(name)
+            if variable is None or variable.role is Role.PARAM or name in self.guarded:
+                continue
+            self._load(variable)
+
+    # --- statements
+
+    def statement(self, definition: Define, stores: Iterable[Result] | None = None) -> None:
+        """A formula line, with the store of its value if it is a result."""
+        results = self.program.results if stores is None else stores
+        made = [r for r in results if r.name == definition.name]
+        if isinstance(definition.term, Op) and definition.term.op == "sum_rows":
+            self._column_sum(definition)
+            return
+        self._load_columns(names_in(definition.term))
+        code = self._code(definition)
+        # In a walk, what feeds a reduction is needed whatever the results.
+        guard = self._guard(definition) if stores is None or made else None
+        spaced = len(code) > 1 or bool(made) or guard is not None
+        # The spec's line stands above what it became, unless that is the same.
+        if definition.text and code != [definition.text]:
+            code = [f"# {definition.text}", *code]
+        for result in made:
+            code = [*code, *self._store(result, guard)]
+        if spaced and guard != self.open_guard:
+            self.gap()
+        if guard is not None:
+            if guard != self.open_guard:
+                self.line(f"if {guard} is not None:")
+            code = [f"    {line}" for line in code]
+        self.lines.extend(code)
+        if spaced and guard is None:
+            self.gap()
+        self.open_guard = guard
+
+    def _code(self, definition: Define) -> list[str]:
+        peeled = self._peeled(definition)
+        name = definition.name
+        if peeled is None or not peeled.steps:
+            return [f"{name} = {self.emitter.text(definition.term)}"]
+        lines = [f"{name} = {self.emitter.text(peeled.base)}"]
+        for step in peeled.steps:
+            template = Op(
+                step.op, (_itself(definition), step.operand), definition.type, definition.at
+            )
+            update = f"{name} = {self.emitter.text(template)}"
+            if step.needs is None:
+                lines.append(update)
+                continue
+            lines.append(f"if {step.needs}_ptr is not None:")
+            variable = self.program.variable(step.needs)
+            if variable is not None and step.needs not in self.loaded:
+                self.loaded.add(step.needs)
+                lines.append(f"    {step.needs} = {self._load_text(variable)}")
+            lines.append(f"    {update}")
+        return lines
+
+    def _peeled(self, definition: Define) -> Peeled | None:
+        absent = {
+            v.name: v.absent
+            for v in self.program.variables
+            if v.absent is not None and v.name in self.guarded
+        }
+        return peel(definition.term, absent)
+
+    def _guard(self, definition: Define) -> str | None:
+        """The pointer of the only optional result that a definition serves."""
+        owners = self.owners.get(definition.name, set())
+        if len(owners) != 1:
+            return None
+        result = next(r for r in self.program.results if r.name in owners)
+        is_sum = result.kind is Kind.PER_COLUMN
+        return None if is_sum or not self._is_optional(result) else f"{result.tensor}_ptr"
+
+    def _is_optional(self, result: Result) -> bool:
+        """A gradient that is the only one is always wanted; others have to be asked for."""
+        gradients = [r for r in self.program.results if r.role is Role.GRADIENT]
+        return result.role is Role.SAVED or (
+            result.role is Role.GRADIENT and (len(gradients) > 1 or self.several)
+        )
+
+    def _store(self, result: Result, guard: str | None) -> list[str]:
+        pointer = f"{result.tensor}_ptr"
+        if result.kind is Kind.PER_ROW:
+            store = f"tl.store({pointer} + row, {result.name}, mask=in_rows)"
+        else:
+            store = f"tl.store({pointer} + row * n_columns + column, {result.name}, mask=mask)"
+        if self._is_optional(result) and guard != pointer:
+            return [f"if {pointer} is not None:", f"    {store}"]
+        return [store]
+
+    def _column_sum(self, definition: Define) -> None:
+        assert isinstance(definition.term, Op)
+        self._load_columns(names_in(definition.term))
+        text = self.emitter.reduction("sum_rows", definition.term.arguments[0])
+        self.gap()
+        self.open_guard = None
+        self.line(f"if {definition.name}_partial_ptr is not None:")
+        if definition.text:
+            self.line(f"    # {definition.text}")
+        self.line(f"    {definition.name} += {text}")
+
+    # --- reductions along a walk
+
+    def start_reduction(self, reduction: Define) -> None:
+        """The lanes that a reduction accumulates in."""
+        op = _op(reduction)
+        if op in ("sum", "mean"):
+            self.line(f"{reduction.name}_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)")
+        else:
+            start = number(NEUTRAL[op])
+            self.line(f"{reduction.name}_lanes = tl.full((ROWS, BLOCK), {start}, COMPUTE)")
+
+    def step_reduction(self, reduction: Define) -> None:
+        """Add a chunk."""
+        assert isinstance(reduction.term, Op)
+        op, operand = reduction.term.op, reduction.term.arguments[0]
+        self._load_columns(names_in(operand))
+        lanes = f"{reduction.name}_lanes"
+        values = self.emitter.masked(op, operand)
+        if op in ("sum", "mean"):
+            self.line(f"{lanes} += {values}")
+        else:
+            helper = self.emitter.use("nan_maximum" if op == "max" else "nan_minimum")
+            self.line(f"{lanes} = {helper}({lanes}, {values})")
+
+    def end_reduction(self, reduction: Define) -> None:
+        """From lanes to one value a row."""
+        op = _op(reduction)
+        helper = self.emitter.use(f"row_{op}")
+        columns = ", n_columns" if op == "mean" else ""
+        if reduction.text:
+            self.line(f"# {reduction.text}")
+        self.line(f"{reduction.name} = {helper}({reduction.name}_lanes{columns})")
+        self._store_row_value(reduction)
+
+    def start_merge(self, merge: Merge) -> None:
+        """The running values of two reductions done together."""
+        statistic, total = merge.statistic.name, merge.total.name
+        self._merge_words(merge)
+        start = "0.0" if merge.kind is MergeKind.MOMENTS else number(NEUTRAL["max"])
+        self.line(f"{statistic} = tl.full((ROWS, 1), {start}, COMPUTE)")
+        self.line(f"{total} = tl.zeros((ROWS, 1), COMPUTE)")
+
+    def _merge_words(self, merge: Merge) -> None:
+        for definition in (merge.statistic, merge.total):
+            if definition.text:
+                self.line(f"# {definition.text}")
+
+    def step_merge(self, merge: Merge) -> None:
+        """Merge a chunk."""
+        self._load_columns(names_in(merge.values))
+        pair = f"{merge.statistic.name}, {merge.total.name}"
+        if merge.kind is MergeKind.EXP_SUM:
+            values = self.emitter.masked("max", merge.values)
+            call = f"{self.emitter.use('merge_exp_sum')}({pair}, {values})"
+        else:
+            values = self.emitter.masked("sum", merge.values)
+            rest = "in_columns, start, n_columns, BLOCK"
+            call = f"{self.emitter.use('merge_moments')}({pair}, {values}, {rest})"
+        self.line(f"{pair} = {call}")
+
+    def end_merge(self, merge: Merge) -> None:
+        """What the running values still lack after the last chunk."""
+        statistic, total = merge.statistic.name, merge.total.name
+        if merge.kind is MergeKind.EXP_SUM:
+            self.line(f"# exp({statistic} - {statistic}) is NaN in a row of -inf alone.")
+            self.line(f'{total} = tl.where({statistic} == float("-inf"), float("nan"), {total})')
+        if _op(merge.total) == "mean":
+            self.line(f"{total} = {total} / n_columns")
+        self._store_row_value(merge.statistic)
+        self._store_row_value(merge.total)
+
+    def _store_row_value(self, definition: Define) -> None:
+        for result in self.program.results:
+            if result.name == definition.name:
+                self.lines.extend(self._store(result, None))
+
+
+def _op(definition: Define) -> str:
+    assert isinstance(definition.term, Op)
+    return definition.term.op
+
+
+def _itself(definition: Define) -> Ref:
+    return Ref(definition.name, definition.type, definition.at)

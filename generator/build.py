@@ -1,0 +1,33 @@
+"""The whole pipeline on one page: specs in, the generated files out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kgen.lower import lower
+from kgen.render import render
+from kgen.schedule import schedule
+from kgen.spec import Spec
+from kgen.view import kernels_view
+from kgen.view_op import init_view, op_view
+from kgen.view_test import test_view
+
+
+def render_all(specs: Sequence[Spec]) -> dict[str, str]:
+    """Relative path -> text of every file that the specs make; raises ``KgenError``."""
+    files: dict[str, str] = {}
+    for spec in specs:
+        files.update(render_op(spec))
+    return files
+
+
+def render_op(spec: Spec) -> dict[str, str]:
+    """The files of one op."""
+    plan = schedule(lower(spec))
+    folder = spec.op
+    return {
+        f"{folder}/__init__.py": render("init.py.jinja", view=init_view(plan)),
+        f"{folder}/kernels.py": render("kernels.py.jinja", view=kernels_view(plan)),
+        f"{folder}/op.py": render("op.py.jinja", view=op_view(plan)),
+        f"{folder}/test_{spec.op}.py": render("test_op.py.jinja", view=test_view(spec)),
+    }

@@ -1,0 +1,380 @@
+"""IR expression -> Triton text. The only module that knows ``tl.``"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kgen.ir import REDUCTIONS, Literal, Op, Ref, Term, walk
+from kgen.padding import NEUTRAL, Padding
+from kgen.spec import Element, Kind, Spec
+
+_BINARY = {
+    "add": ("+", 10),
+    "sub": ("-", 10),
+    "mul": ("*", 11),
+    "div": ("/", 11),
+    "less": ("<", 3),
+    "less_equal": ("<=", 3),
+    "greater": (">", 3),
+    "greater_equal": (">=", 3),
+    "equal": ("==", 3),
+    "not_equal": ("!=", 3),
+    "and": ("&", 6),
+    "or": ("|", 5),
+}
+_CALLS = {
+    "exp": "tl.exp",
+    "log": "tl.log",
+    "sqrt": "tl.sqrt",
+    "rsqrt": "tl.rsqrt",
+    "erf": "tl.erf",
+    "abs": "tl.abs",
+    "floor": "tl.floor",
+    "sigmoid": "tl.sigmoid",
+    "log1p": "log1p",
+    "tanh": "tanh",
+    "silu": "silu",
+    "sign": "sign",
+    "round": "round_half_even",
+}
+_TRITON_DTYPES = {
+    "float16": "tl.float16",
+    "bfloat16": "tl.bfloat16",
+    "float32": "tl.float32",
+    "float64": "tl.float64",
+    "float8_e4m3fn": "tl.float8e4nv",
+    "float8_e5m2": "tl.float8e5",
+    "int8": "tl.int8",
+    "int32": "tl.int32",
+    "int64": "tl.int64",
+}
+_ATOM, _UNARY, _COMPARED, _TERNARY = 20, 12, 3, 0
+_ROW_HELPERS = {"sum": "row_sum", "mean": "row_mean", "max": "row_max", "min": "row_min"}
+
+
+@dataclass(slots=True)
+class Emitter:
+    """Writes terms of one kernel, and keeps the names of the helper functions they call."""
+
+    spec: Spec
+    padding: Padding
+    helpers: set[str] = field(default_factory=set)
+
+    def text(self, term: Term) -> str:
+        """A term as Triton source."""
+        return self._text(term, _TERNARY)
+
+    def reduction(self, op: str, operand: Term) -> str:
+        """A reduction of a whole row (or, for ``sum_rows``, of the tile's rows)."""
+        values = self.masked(op, operand)
+        if op == "sum_rows":
+            return f"{self.use('column_sum')}({values})"
+        columns = ", n_columns" if op == "mean" else ""
+        return f"{self.use(_ROW_HELPERS[op])}({values}{columns})"
+
+    def masked(self, op: str, operand: Term) -> str:
+        """What a reduction takes: neutral in padding lanes, by a mask only where it must be."""
+        text = self.text(operand)
+        if self.padding.is_neutral(op, operand):
+            return text
+        mask = "in_rows" if op == "sum_rows" else "in_columns"
+        return f"tl.where({mask}, {text}, {number(NEUTRAL[op])})"
+
+    def use(self, helper: str) -> str:
+        """The name of a helper function, which the file will then contain."""
+        self.helpers.add(helper)
+        return helper
+
+    def _text(self, term: Term, outer: int) -> str:
+        text, level = self._leveled(term)
+        return f"({text})" if level < outer else text
+
+    def _leveled(self, term: Term) -> tuple[str, int]:
+        if isinstance(term, Literal):
+            return number(term.value), _ATOM if term.value >= 0 else _UNARY
+        if isinstance(term, Ref):
+            return self._name(term), _ATOM
+        if term.op in REDUCTIONS or term.op == "sum_rows":
+            return self.reduction(term.op, term.arguments[0]), _ATOM
+        if term.op in ("floordiv", "mod"):
+            return self._floored(term)
+        if term.op in ("and", "or", "not") and self._at_compile_time(term):
+            return self._compile_time_logic(term)
+        if term.op in _BINARY:
+            symbol, level = _BINARY[term.op]
+            left, right = term.arguments
+            # Comparisons do not chain, and bind looser than & and | in Python.
+            left_level = level + 1 if level == _COMPARED else level
+            return f"{self._text(left, left_level)} {symbol} {self._text(right, level + 1)}", level
+        if term.op in _CALLS:
+            name = _CALLS[term.op]
+            function = name if name.startswith("tl.") else self.use(name)
+            return f"{function}({self._operand(term.arguments[0])})", _ATOM
+        special: Callable[[Op], tuple[str, int]] = getattr(self, f"_{term.op}")
+        return special(term)
+
+    def _name(self, ref: Ref) -> str:
+        if ref.name == "N":
+            return "n_columns"
+        if ref.type.element is Element.BOOL and any(p.name == ref.name for p in self.spec.params):
+            return ref.name.upper()
+        return ref.name
+
+    def _operand(self, term: Term) -> str:
+        """An argument of a ``tl`` function, which takes a bare number as float32."""
+        text = self.text(term)
+        if isinstance(term, Literal) and not _is_float32(term.value):
+            return f"tl.full((1, 1), {text}, COMPUTE)"
+        return text
+
+    def _neg(self, term: Op) -> tuple[str, int]:
+        return f"-{self._text(term.arguments[0], _UNARY)}", _UNARY
+
+    def _not(self, term: Op) -> tuple[str, int]:
+        return f"~{self._text(term.arguments[0], _UNARY)}", _UNARY
+
+    def _pow(self, term: Op) -> tuple[str, int]:
+        base, power = term.arguments
+        exponent = power.value if isinstance(power, Literal) else None
+        if exponent == 0.5:
+            return f"tl.sqrt({self.text(base)})", _ATOM
+        if exponent == -0.5:
+            return f"tl.rsqrt({self.text(base)})", _ATOM
+        if exponent in (1, 2, 3, 4):
+            return " * ".join([self._text(base, 11 + 1)] * int(exponent)), 11
+        if exponent in (-1, -2):
+            base_text = self._text(base, 11 + 1)
+            return f"1.0 / {base_text if exponent == -1 else f'({base_text} * {base_text})'}", 11
+        return f"{self.use('power')}({self._operand(base)}, {self._operand(power)})", _ATOM
+
+    def _floored(self, term: Op) -> tuple[str, int]:
+        left, right = term.arguments
+        symbol = "//" if term.op == "floordiv" else "%"
+        if term.type.element is Element.INT:
+            if self._never_negative(left) and self._never_negative(right):
+                return f"{self._text(left, 11)} {symbol} {self._text(right, 12)}", 11
+            name = "floor_divide_int" if term.op == "floordiv" else "floor_modulo_int"
+        else:
+            name = "floor_divide" if term.op == "floordiv" else "floor_modulo"
+        return f"{self.use(name)}({self._operand(left)}, {self._operand(right)})", _ATOM
+
+    def _never_negative(self, term: Term) -> bool:
+        if isinstance(term, Literal):
+            return term.value >= 0
+        if isinstance(term, Ref):
+            param = next((p for p in self.spec.params if p.name == term.name), None)
+            bounded = param is not None and param.minimum is not None and param.minimum >= 0
+            return bounded or term.name in ("N", "row", "column")
+        return term.op in ("add", "mul", "floordiv", "mod") and all(
+            self._never_negative(argument) for argument in term.arguments
+        )
+
+    def _maximum(self, term: Op) -> tuple[str, int]:
+        return self._extremum("maximum", term), _ATOM
+
+    def _minimum(self, term: Op) -> tuple[str, int]:
+        return self._extremum("minimum", term), _ATOM
+
+    def _extremum(self, name: str, term: Op) -> str:
+        """NaN if either is NaN, as in PyTorch; whole numbers have none."""
+        is_float = term.type.element is Element.FLOAT
+        function = self.use(f"nan_{name}") if is_float else f"tl.{name}"
+        return f"{function}({', '.join(map(self._operand, term.arguments))})"
+
+    def _clamp(self, term: Op) -> tuple[str, int]:
+        is_float = term.type.element is Element.FLOAT
+        function = self.use("clamp" if is_float else "clamp_int")
+        return f"{function}({', '.join(map(self._operand, term.arguments))})", _ATOM
+
+    def _where(self, term: Op) -> tuple[str, int]:
+        condition, yes, no = term.arguments
+        if self._at_compile_time(condition):
+            return (
+                f"{self._text(yes, 1)} if {self._text(condition, 1)} else {self._text(no, 0)}",
+                _TERNARY,
+            )
+        branches = f"{self._operand(yes)}, {self._operand(no)}"
+        return f"tl.where({self.text(condition)}, {branches})", _ATOM
+
+    def _compile_time_logic(self, term: Op) -> tuple[str, int]:
+        if term.op == "not":
+            return f"not {self._text(term.arguments[0], 2)}", 2
+        return f" {term.op} ".join(self._text(a, 2) for a in term.arguments), 1
+
+    def _at_compile_time(self, term: Term) -> bool:
+        """Whether a condition is made of bool params alone."""
+        flags = {p.name for p in self.spec.params if p.element is Element.BOOL}
+        for part in walk(term):
+            if isinstance(part, Literal) or (isinstance(part, Ref) and part.name not in flags):
+                return False
+            if isinstance(part, Op) and part.op not in ("and", "or", "not"):
+                return False
+        return True
+
+    def _float(self, term: Op) -> tuple[str, int]:
+        return f"tl.cast({self.text(term.arguments[0])}, COMPUTE)", _ATOM
+
+    def _detach(self, term: Op) -> tuple[str, int]:
+        return self._leveled(term.arguments[0])
+
+    def _cast(self, term: Op) -> tuple[str, int]:
+        like = term.like or ""
+        dtype = _TRITON_DTYPES.get(like, f"{like}_ptr.dtype.element_ty")
+        return f"{self._text(term.arguments[0], _ATOM)}.to({dtype}).to(COMPUTE)", _ATOM
+
+
+def number(value: float) -> str:
+    """A number as Python source."""
+    if isinstance(value, float) and math.isinf(value):
+        return 'float("inf")' if value > 0 else 'float("-inf")'
+    return repr(value)
+
+
+def _is_float32(value: float) -> bool:
+    try:
+        packed: float = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return False
+    return packed == value
+
+
+def shape(kind: Kind) -> str:
+    """The shape of a value of some kind inside a kernel."""
+    rows = "ROWS" if kind in (Kind.MATRIX, Kind.PER_ROW) else "1"
+    columns = "BLOCK" if kind in (Kind.MATRIX, Kind.PER_COLUMN) else "1"
+    return f"({rows}, {columns})"
+
+
+HELPERS = {
+    "nan_maximum": '''@triton.jit
+def nan_maximum(left, right):
+    """The larger; NaN if either is, which ``tl.maximum`` alone would drop."""
+    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)''',
+    "nan_minimum": '''@triton.jit
+def nan_minimum(left, right):
+    """The smaller; NaN if either is, which ``tl.minimum`` alone would drop."""
+    return tl.minimum(left, right, propagate_nan=tl.PropagateNan.ALL)''',
+    "clamp": """@triton.jit
+def clamp(value, low, high):
+    return nan_minimum(nan_maximum(value, low), high)""",
+    "clamp_int": """@triton.jit
+def clamp_int(value, low, high):
+    return tl.minimum(tl.maximum(value, low), high)""",
+    "row_sum": """@triton.jit
+def row_sum(values):
+    return tl.sum(values, axis=1, keep_dims=True)""",
+    "row_mean": '''@triton.jit
+def row_mean(values, n_columns):
+    """The mean over the real columns: padding is 0 and is not counted."""
+    return tl.sum(values, axis=1, keep_dims=True) / n_columns''',
+    "row_max": """@triton.jit
+def row_max(values):
+    return tl.reduce(values, 1, nan_maximum, keep_dims=True)""",
+    "row_min": """@triton.jit
+def row_min(values):
+    return tl.reduce(values, 1, nan_minimum, keep_dims=True)""",
+    "column_sum": """@triton.jit
+def column_sum(values):
+    return tl.sum(values, axis=0, keep_dims=True)""",
+    "merge_exp_sum": '''@triton.jit
+def merge_exp_sum(maximum, total, values):
+    """Adds a chunk to a row's running maximum and sum(exp(values - maximum))."""
+    merged = nan_maximum(maximum, row_max(values))
+    # While all is -inf, shift by 0: exp(-inf) adds nothing, where exp(-inf + inf) is NaN.
+    shift = tl.where(merged == float("-inf"), 0.0, merged)
+    total = total * tl.exp(maximum - shift) + row_sum(tl.exp(values - shift))
+    return merged, total''',
+    "merge_moments": '''@triton.jit
+def merge_moments(mean, squares, values, in_columns, start, n_columns, BLOCK: tl.constexpr):
+    """Adds a chunk to a row's running mean and sum((values - mean) ** 2)."""
+    count = tl.minimum(n_columns - start, BLOCK).to(mean.dtype)
+    chunk_mean = row_sum(values) / count
+    centered = tl.where(in_columns, values - chunk_mean, 0.0)
+    step = (chunk_mean - mean) * (count / (start + count))
+    squares += row_sum(centered * centered) + (chunk_mean - mean) * step * start
+    return mean + step, squares''',
+    "group_sum": '''@triton.jit
+def group_sum(
+    partial_ptr,
+    column,
+    in_columns,
+    n_groups,
+    n_columns,
+    COMPUTE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The groups' partial column sums, added in a fixed order."""
+    total = tl.zeros((GROUPS, BLOCK), COMPUTE)
+    for start in tl.range(0, n_groups, GROUPS):
+        group = start + tl.arange(0, GROUPS)[:, None]
+        mask = (group < n_groups) & in_columns
+        total += tl.load(partial_ptr + group * n_columns + column, mask=mask, other=0.0)
+    return column_sum(total)''',
+    "round_half_even": """@triton.jit
+def round_half_even(x):
+    low = tl.floor(x)
+    is_odd = low - 2.0 * tl.floor(low * 0.5) > 0.5
+    up = (x - low > 0.5) | ((x - low == 0.5) & is_odd)
+    return tl.where(up, low + 1.0, low)""",
+    "sign": '''@triton.jit
+def sign(x):
+    """-1, 0 or 1; NaN for NaN."""
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x * 0.0))''',
+    "silu": """@triton.jit
+def silu(x):
+    return x * tl.sigmoid(x)""",
+    "tanh": """@triton.jit
+def tanh(x):
+    # Near 0 the quotient loses digits, and the series has reached full precision.
+    decay = tl.exp(-2.0 * tl.abs(x))
+    far = tl.where(x < 0, -1.0, 1.0) * (1.0 - decay) / (1.0 + decay)
+    square = x * x
+    near = x * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0))))
+    return tl.where(tl.abs(x) < 0.01, near, far)""",
+    "log1p": """@triton.jit
+def log1p(x):
+    # What 1 + x rounds away comes back as the factor x / (rounded - 1) (Goldberg 1991).
+    rounded = 1.0 + x
+    is_exact = (rounded == 1.0) | (rounded == float("inf"))
+    factor = x / tl.where(is_exact, 1.0, rounded - 1.0)
+    return tl.where(is_exact, x, tl.log(rounded) * factor)""",
+    "power": '''@triton.jit
+def power(base, exponent):
+    """``base ** exponent`` for a base of at least 0."""
+    return tl.exp(exponent * tl.log(base))''',
+    "floor_divide": """@triton.jit
+def floor_divide(left, right):
+    return tl.floor(left / right)""",
+    "floor_modulo": '''@triton.jit
+def floor_modulo(left, right):
+    """The remainder with the sign of the divisor, as in Python."""
+    return left - right * tl.floor(left / right)''',
+    "floor_modulo_int": '''@triton.jit
+def floor_modulo_int(left, right):
+    """The remainder with the sign of the divisor, as in Python."""
+    return (left % right + right) % right''',
+    "floor_divide_int": """@triton.jit
+def floor_divide_int(left, right):
+    return (left - floor_modulo_int(left, right)) // right""",
+}
+_HELPER_NEEDS = {
+    "clamp": ("nan_maximum", "nan_minimum"),
+    "row_max": ("nan_maximum",),
+    "row_min": ("nan_minimum",),
+    "merge_exp_sum": ("nan_maximum", "row_max", "row_sum"),
+    "merge_moments": ("row_sum",),
+    "floor_divide_int": ("floor_modulo_int",),
+    "group_sum": ("column_sum",),
+}
+
+
+def helper_sources(used: set[str]) -> tuple[str, ...]:
+    """The helper functions a file needs, in an order in which each finds those it calls."""
+    needed = set(used)
+    for name in used:
+        needed.update(_HELPER_NEEDS.get(name, ()))
+    return tuple(source for name, source in HELPERS.items() if name in needed)

@@ -1,0 +1,351 @@
+"""IR -> schedules: how each kernel walks the row, and what merges into one walk. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kgen.ir import (
+    Define,
+    Literal,
+    Op,
+    Program,
+    Ref,
+    Result,
+    Role,
+    Term,
+    Variable,
+    is_reduction,
+    names_in,
+    needed,
+    verify,
+)
+from kgen.lower import RowOp
+from kgen.rewrite import hoist, inline
+from kgen.spec import Element, Kind
+
+
+class Form(Enum):
+    """The loop structure of a kernel."""
+
+    TILE = "tile"  # whole rows in registers, one tile a program
+    GROUPS = "groups"  # whole rows in registers, each program walks a group of tiles
+    STREAMING = "streaming"  # rows in chunks of columns, several walks
+    SPLIT_COLUMNS = "split_columns"  # tiles of columns, each program walks a group of rows
+
+
+class MergeKind(Enum):
+    """Two dependent reductions that one walk can do together."""
+
+    EXP_SUM = "exp_sum"  # max(v) and sum(exp(v - max)), rescaled as the maximum grows
+    MOMENTS = "moments"  # mean(v) and the sum of (v - mean) ** 2, after Chan, Golub and LeVeque
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """``total`` is brought up to date beside ``statistic``; both reduce ``values``."""
+
+    kind: MergeKind
+    statistic: Define
+    total: Define
+    values: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One pass over the columns, and the per_row values that are ready after it."""
+
+    definitions: tuple[Define, ...]
+    reductions: tuple[Define, ...]
+    merges: tuple[Merge, ...]
+    stores: tuple[Result, ...]
+    after: tuple[Define, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One ``@triton.jit`` function. ``walks`` and ``before`` are for ``STREAMING`` alone."""
+
+    name: str
+    form: Form
+    program: Program
+    before: tuple[Define, ...] = ()
+    walks: tuple[Walk, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpSchedule:
+    """All kernels of an op. ``statistics`` pass from the split's first kernel to its second."""
+
+    row_op: RowOp
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    statistics: tuple[str, ...]
+    column_sums: tuple[str, ...]
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every kernel that walks rows, in the order of the file."""
+        return (*self.forward, *self.backward)
+
+    def kernel(self, suffix: str) -> Kernel | None:
+        """The kernel named ``<op>_<suffix>``, if the op has it."""
+        name = f"{self.row_op.spec.op}_{suffix}"
+        return next((k for k in self.kernels if k.name == name), None)
+
+
+def schedule(row_op: RowOp) -> OpSchedule:
+    """Every kernel of an op."""
+    op = row_op.spec.op
+    forward = (
+        Kernel(f"{op}_forward_resident", Form.TILE, row_op.forward),
+        streaming(f"{op}_forward_streaming", row_op.forward),
+    )
+    if row_op.backward is None:
+        return OpSchedule(row_op, forward, (), (), ())
+    sums = tuple(r.name for r in row_op.backward.results if r.kind is Kind.PER_COLUMN)
+    if not sums:
+        backward: tuple[Kernel, ...] = (
+            Kernel(f"{op}_backward_resident", Form.TILE, row_op.backward),
+            streaming(f"{op}_backward_streaming", row_op.backward),
+        )
+        return OpSchedule(row_op, forward, backward, (), ())
+    rows, columns, statistics = _split(row_op.backward)
+    resident = Kernel(f"{op}_backward_resident", Form.GROUPS, row_op.backward)
+    split_columns = Kernel(f"{op}_backward_split_columns", Form.SPLIT_COLUMNS, columns)
+    if not rows.results:
+        return OpSchedule(row_op, forward, (resident, split_columns), (), sums)
+    split_rows = streaming(f"{op}_backward_split_rows", rows)
+    return OpSchedule(row_op, forward, (resident, split_rows, split_columns), statistics, sums)
+
+
+def _split(program: Program) -> tuple[Program, Program, tuple[str, ...]]:
+    """The program of the row statistics, and the one that uses them tile of columns by tile."""
+    program = hoist(program)
+    reduced = _levels(program, ())
+    results = [r for r in program.results if r.kind is not Kind.PER_ROW]
+    wide = needed(Program(program.variables, program.definitions, tuple(results)))
+    statistics: list[str] = []
+    for definition in wide.definitions:
+        if definition.type.kind is Kind.PER_ROW:
+            continue
+        for name in names_in(definition.term):
+            if wide.definition(name) and _is_statistic(wide, name, reduced):
+                statistics.append(name)
+    statistics += [r.name for r in results if _is_statistic(wide, r.name, reduced)]
+    statistics = list(dict.fromkeys(statistics))
+
+    row_results = [r for r in program.results if r.kind is Kind.PER_ROW]
+    row_results += [Result(name, Kind.PER_ROW, Role.STATISTIC) for name in statistics]
+    rows = needed(Program(program.variables, program.definitions, tuple(row_results)))
+    given = tuple(
+        Variable(d.name, d.type, Role.STATISTIC)
+        for d in program.definitions
+        if d.name in statistics
+    )
+    rest = tuple(d for d in program.definitions if d.name not in statistics)
+    columns = needed(Program((*program.variables, *given), rest, tuple(results)))
+    return verify(rows), verify(columns), tuple(statistics)
+
+
+def _is_statistic(program: Program, name: str, levels: dict[str, int]) -> bool:
+    definition = program.definition(name)
+    return definition is not None and definition.type.kind is Kind.PER_ROW and levels[name] > 0
+
+
+def streaming(name: str, program: Program) -> Kernel:
+    """The kernel that walks rows in chunks: as few walks as the reductions' order allows."""
+    program = hoist(program)
+    merges = _merges(program)
+    levels = _levels(program, merges)
+    merged = {d.name for m in merges for d in (m.statistic, m.total)}
+    wide = [r for r in program.results if _is_wide(program, r)]
+    last = max(
+        [levels[d.name] for d in program.definitions if is_reduction(d.term)]
+        + [levels.get(r.name, 0) + 1 for r in wide],
+        default=0,
+    )
+    walks = []
+    for number in range(1, last + 1):
+        reductions = tuple(
+            d
+            for d in program.definitions
+            if is_reduction(d.term) and levels[d.name] == number and d.name not in merged
+        )
+        joined = tuple(m for m in merges if levels[m.total.name] == number)
+        stores = tuple(r for r in wide if levels.get(r.name, 0) + 1 == number)
+        roots = [d.term for d in reductions] + [m.values for m in joined]
+        walks.append(
+            Walk(
+                _elementwise(program, roots, stores),
+                reductions,
+                joined,
+                stores,
+                _row_values(program, levels, number),
+            )
+        )
+    return Kernel(name, Form.STREAMING, program, _row_values(program, levels, 0), tuple(walks))
+
+
+def _is_wide(program: Program, result: Result) -> bool:
+    return result.kind is Kind.MATRIX
+
+
+def _row_values(program: Program, levels: dict[str, int], number: int) -> tuple[Define, ...]:
+    """The per_row and scalar definitions that are ready after walk ``number``."""
+    return tuple(
+        d
+        for d in program.definitions
+        if d.type.kind in (Kind.PER_ROW, Kind.SCALAR)
+        and not is_reduction(d.term)
+        and levels[d.name] == number
+    )
+
+
+def _elementwise(
+    program: Program, roots: list[Term], stores: tuple[Result, ...]
+) -> tuple[Define, ...]:
+    """The definitions to work out inside a chunk for some reductions and stores."""
+    wanted = {name for root in roots for name in names_in(root)}
+    wanted |= {r.name for r in stores}
+    kept = []
+    for definition in reversed(program.definitions):
+        in_chunk = definition.type.kind in (Kind.MATRIX, Kind.PER_COLUMN)
+        if definition.name in wanted and in_chunk:
+            kept.append(definition)
+            wanted.update(names_in(definition.term))
+    return tuple(reversed(kept))
+
+
+def _levels(program: Program, merges: tuple[Merge, ...]) -> dict[str, int]:
+    """After how many walks each definition is known."""
+    beside = {m.total.name: m.statistic.name for m in merges}
+    levels: dict[str, int] = {}
+    for definition in program.definitions:
+        level = max((levels.get(name, 0) for name in names_in(definition.term)), default=0)
+        if definition.name in beside:
+            level = levels[beside[definition.name]]
+        elif is_reduction(definition.term):
+            level += 1
+        levels[definition.name] = level
+    return levels
+
+
+def _merges(program: Program) -> tuple[Merge, ...]:
+    found: list[Merge] = []
+    taken: set[str] = set()
+    for total in program.definitions:
+        merge = _merge(program, total)
+        if merge is not None and merge.statistic.name not in taken:
+            taken.add(merge.statistic.name)
+            found.append(merge)
+    return tuple(found)
+
+
+def _merge(program: Program, total: Define) -> Merge | None:
+    if not (isinstance(total.term, Op) and total.term.op in ("sum", "mean")):
+        return None
+    operand = inline(program, total.term.arguments[0], _is_row_value)
+    for kind, wanted, difference in (
+        (MergeKind.EXP_SUM, "max", _exponent(operand)),
+        (MergeKind.MOMENTS, "mean", _squared(operand)),
+    ):
+        if not (isinstance(difference, Op) and difference.op == "sub"):
+            continue
+        values, center = difference.arguments
+        statistic = program.definition(center.name) if isinstance(center, Ref) else None
+        if statistic is None or not isinstance(statistic.term, Op) or statistic.term.op != wanted:
+            continue
+        if inline(program, statistic.term.arguments[0], _is_row_value) == values:
+            return Merge(kind, statistic, total, statistic.term.arguments[0])
+    return None
+
+
+def _is_row_value(definition: Define) -> bool:
+    return definition.type.kind is Kind.PER_ROW
+
+
+def _exponent(term: Term) -> Term | None:
+    return term.arguments[0] if isinstance(term, Op) and term.op == "exp" else None
+
+
+def _squared(term: Term) -> Term | None:
+    if not isinstance(term, Op):
+        return None
+    base = term.arguments[0]
+    power = term.arguments[1] if len(term.arguments) == 2 else None
+    if term.op == "pow" and isinstance(power, Literal) and power.value == 2:
+        return base
+    return base if term.op == "mul" and power == base else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A tile for rows of up to ``words`` padded columns (4-byte words of the compute type)."""
+
+    words: int
+    rows: int
+    warps: int
+    stages: int = 1
+    programs: int = 1
+
+
+FORWARD_TILES = (
+    Tile(64, 32, 4),
+    Tile(128, 16, 4),
+    Tile(256, 8, 4),
+    Tile(512, 4, 4),
+    Tile(1024, 2, 4),
+    Tile(2048, 2, 8),
+    Tile(4096, 1, 8),
+    Tile(8192, 1, 4),
+    Tile(16384, 1, 8),
+    Tile(32768, 1, 16),
+)
+GROUP_TILES = (
+    Tile(64, 32, 4, 3, 4),
+    Tile(128, 16, 4, 3, 4),
+    Tile(256, 8, 2, 3, 3),
+    Tile(512, 4, 2, 3, 3),
+    Tile(1024, 4, 4, 3, 2),
+    Tile(2048, 4, 8, 3, 1),
+    Tile(4096, 2, 8, 3, 1),
+    Tile(8192, 1, 8, 3, 1),
+    Tile(16384, 1, 16, 3, 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TileRule:
+    """What the wrapper's plans are made of: a table for rows kept whole, and the chunks."""
+
+    forward: tuple[Tile, ...]
+    backward: tuple[Tile, ...]
+    streaming: Tile
+    split: Tile
+
+
+def live_matrices(kernel: Kernel) -> int:
+    """The matrices that a tile of this kernel holds at once: those it reads, and those it makes."""
+    read = [v for v in kernel.program.variables if v.type.kind is Kind.MATRIX]
+    made = [r for r in kernel.program.results if r.kind is Kind.MATRIX]
+    return len([v for v in read if v.type.element is not Element.BOOL]) + len(made)
+
+
+def tile_rule(plan: OpSchedule) -> TileRule:
+    """Tiles by width, shorter by half for each doubling of the matrices a program holds."""
+    forward = _within(FORWARD_TILES, 2, live_matrices(plan.forward[0]))
+    backward: tuple[Tile, ...] = ()
+    if plan.column_sums:
+        backward = _within(GROUP_TILES, 3, live_matrices(plan.backward[0]))
+    elif plan.backward:
+        backward = _within(FORWARD_TILES, 3, live_matrices(plan.backward[0]))
+    return TileRule(forward, backward, Tile(8192, 1, 32 // 2), Tile(2048, 1, 8, 3, 4))
+
+
+def _within(tiles: tuple[Tile, ...], usual: int, live: int) -> tuple[Tile, ...]:
+    drop = 0
+    while usual < live:
+        usual *= 2
+        drop += 1
+    return tiles[: len(tiles) - drop]
