@@ -1,0 +1,527 @@
+"""The commands. The only module that prints or exits."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import io
+import keyword
+import os
+import re
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from kgen import __version__, output, paths
+from kgen.errors import KgenError, Problem, suggest
+from kgen.output import Change, State
+
+if TYPE_CHECKING:
+    from kgen.spec import Spec
+
+SPECS = Path("specs")
+GENERATED = Path("generated")
+SCHEMA = Path("specs/schema.json")
+
+FINDING, FAULT = 1, 2
+"""Exit codes: something to mend in the output folder; a bad spec, bad usage or a system error."""
+
+
+class _Commands(click.Group):
+    """A group that turns the errors a user can mend into a message and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        _prepare_streams(ctx)
+        try:
+            return super().invoke(ctx)
+        except KgenError as error:
+            _fail(str(error))
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # click ends quietly when nobody reads on
+            _fail(f"error: {_describe(error)}")
+        except RecursionError:
+            _fail("error: a spec is nested too deeply")
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            hint = suggest(args[0], self.list_commands(ctx))
+            ctx.fail(f"no such command '{args[0]}'{hint}")
+        return super().resolve_command(ctx, args)
+
+
+_specs = click.argument("specs", nargs=-1, type=click.Path(path_type=Path))
+_out = click.option(
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=GENERATED,
+    show_default=True,
+    metavar="DIR",
+    help="The folder that holds one folder an op.",
+)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kgen", message="%(prog)s %(version)s")
+def main() -> None:
+    """Turn short YAML specs of row reduction ops into readable, tested Triton kernels.
+
+    \b
+    Start here:
+      kgen new mynorm --from rmsnorm       write specs/mynorm.yaml, then edit it
+      kgen build specs/mynorm.yaml         write generated/mynorm/
+      pytest generated/mynorm              test it, on a GPU or without one
+      kgen check                           in CI: is everything committed up to date?
+
+    Exit codes: 0 all is well, 1 something was found, 2 a bad spec or bad usage.
+    """
+
+
+@main.command()
+@_specs
+@_out
+@click.option("--prune", is_flag=True, help="Delete files kgen once wrote that no spec makes now.")
+def build(specs: tuple[Path, ...], folder: Path, prune: bool) -> None:
+    """Write the code of SPECS, or of all specs/*.yaml.
+
+    Only files whose text changes are written, and none if any spec is bad. Files that no spec
+    makes are named but kept, unless --prune is given and their first line says kgen made them.
+
+    \b
+    Examples:
+      kgen build                           everything in specs/
+      kgen build specs/rmsnorm.yaml        one op
+      kgen build --out src/ops --prune     elsewhere, and tidy up
+    """
+    changes = _plan(specs, folder)
+    output.write(changes, folder)
+    removed = set(output.prune(changes, folder)) if prune else set()
+    for change in changes:
+        click.echo(_build_line(change, folder, change in removed))
+    for line in _summaries(changes, removed):
+        click.echo(line)
+    if any(_is_prunable(change) and change not in removed for change in changes):
+        click.echo(f"delete the orphans with `{_command('build', specs, folder, prune=True)}`")
+
+
+@main.command()
+@_specs
+@_out
+def check(specs: tuple[Path, ...], folder: Path) -> None:
+    """Tell whether the generated code is up to date.
+
+    Compares the folder with what SPECS, or all specs/*.yaml, make. Names each file that is stale,
+    missing or orphaned (made by no spec), and the command that mends it. Writes nothing. Exits
+    with 1 if there is such a file.
+
+    \b
+    Examples:
+      kgen check                           in CI or before a commit
+      kgen check specs/rmsnorm.yaml        one op
+    """
+    changes = _plan(specs, folder)
+    for change in changes:
+        if change.state is not State.UNCHANGED:
+            click.echo(_check_line(change, folder))
+    findings = _findings(changes)
+    if not findings:
+        for line in _summaries(changes, set()):
+            click.echo(line)
+        return
+    if any(change.state is not State.ORPHAN or change.generated for change in findings):
+        needs_prune = any(_is_prunable(change) for change in findings)
+        command = _command("build", specs, folder, prune=needs_prune)
+        click.echo(f"run `{command}` and commit what it changes")
+    _exit(FINDING)
+
+
+@main.command()
+@_specs
+@_out
+def diff(specs: tuple[Path, ...], folder: Path) -> None:
+    """Show what build would change, as a unified diff.
+
+    Writes nothing. Exits with 1 if there is a difference.
+
+    \b
+    Examples:
+      kgen diff                            after an edit of a spec
+      kgen diff specs/rmsnorm.yaml | less
+    """
+    findings = _findings(_plan(specs, folder))
+    for change in findings:
+        for line in _diff_lines(change, folder):
+            click.echo(_coloured(line))
+    if findings:
+        _exit(FINDING)
+
+
+@main.command("list")
+@_specs
+def list_ops(specs: tuple[Path, ...]) -> None:
+    """List ops: name, inputs, spec and summary.
+
+    The ops are those of SPECS, or of all specs/*.yaml. Optional inputs carry a question mark.
+
+    \b
+    Examples:
+      kgen list
+      kgen list specs/rmsnorm.yaml
+    """
+    rows = [
+        (spec.op, ", ".join(_input_names(spec)), spec.path, " ".join(spec.summary.split()))
+        for spec in _load_all(_spec_paths(specs))
+    ]
+    for line in _table(rows):
+        click.echo(_printable(line))
+
+
+@main.command()
+@click.argument("name")
+@click.option(
+    "--from",
+    "origin",
+    required=True,
+    metavar="SPEC",
+    help="The spec to copy: a path, or the name of an op in specs/ or shipped with kgen.",
+)
+@click.option(
+    "--out",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to write the new spec.  [default: specs/NAME.yaml]",
+)
+def new(name: str, origin: str, path: Path | None) -> None:
+    """Start a new spec as a copy of another.
+
+    Everything but the op's name and summary is copied as it stands, comments included. A file
+    that exists is never overwritten.
+
+    \b
+    Examples:
+      kgen new mynorm --from rmsnorm
+      kgen new mynorm --from specs/layernorm.yaml --out ops/mynorm.yaml
+    """
+    _require_name(name)
+    source = _origin(origin)
+    (spec,) = _load_all([source])
+    text = _renamed(source.read_bytes().decode("utf-8"), spec.op, name)
+    target = path or SPECS / f"{name}.yaml"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with target.open("x", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except FileExistsError:
+        raise KgenError(f"'{target}' exists already; choose another name or --out") from None
+    click.echo(f"created {target}")
+    click.echo(f"edit it, then run `{_command('build', [target], GENERATED)}`")
+
+
+@main.command()
+@click.option(
+    "--out",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the schema to FILE instead of printing it.",
+)
+@click.option("--check", "checking", is_flag=True, help="Only tell whether FILE is up to date.")
+def schema(path: Path | None, checking: bool) -> None:
+    """Print the JSON schema of specs.
+
+    An editor completes and checks specs with it. With --check, FILE is specs/schema.json unless
+    --out names another; exits with 1 if it is not up to date.
+
+    \b
+    Examples:
+      kgen schema --out specs/schema.json
+      kgen schema --check
+    """
+    from kgen.schema import schema_json
+
+    text = schema_json()
+    if path is None and not checking:
+        click.echo(text, nl=not text.endswith("\n"))
+        return
+    target = path or SCHEMA
+    changes = output.plan_changes({target.name: text}, target.parent, ())
+    if checking:
+        _check_schema(changes, target)
+        return
+    output.write(changes, target.parent)
+    click.echo(_build_line(changes[0], target.parent, removed=False))
+
+
+def _check_schema(changes: Sequence[Change], target: Path) -> None:
+    findings = _findings(changes)
+    for change in findings:
+        click.echo(_check_line(change, target.parent))
+        click.echo(f"run `kgen schema --out {shlex.quote(str(target))}` and commit what it changes")
+    if findings:
+        _exit(FINDING)
+    click.echo(f"{target}: up to date")
+
+
+def _plan(specs: Sequence[Path], folder: Path) -> tuple[Change, ...]:
+    """Load and render everything, and compare it with the folder."""
+    loaded = _load_all(_spec_paths(specs))
+    from kgen.build import render_all
+
+    files = render_all(loaded)
+    return output.plan_changes(files, folder, (spec.op for spec in loaded), complete=not specs)
+
+
+def _spec_paths(specs: Sequence[Path]) -> list[Path]:
+    """The files to load: those given, with a folder standing for its *.yaml, or all of specs/."""
+    if not specs:
+        return _yaml_files(SPECS)
+    found: list[Path] = []
+    for path in specs:
+        found.extend(_yaml_files(path) if path.is_dir() else [path])
+    first = {path.resolve(): path for path in reversed(found)}
+    return [_relative(path) for path in reversed(first.values())]
+
+
+def _yaml_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise KgenError(
+            f"there is no folder '{folder}' here; name the spec files, run kgen where the folder "
+            f"is, or start one with `kgen new NAME --from rmsnorm`"
+        )
+    found = sorted(path for path in folder.glob("*.yaml") if path.is_file())
+    if not found:
+        raise KgenError(
+            f"there is no *.yaml in the folder '{folder}'; "
+            f"start one with `kgen new NAME --from rmsnorm`"
+        )
+    return found
+
+
+def _relative(path: Path) -> Path:
+    """The plain path from here if it lies below: it gets into the headers of generated code."""
+    here = Path.cwd()
+    place = Path(os.path.normpath(here / path))
+    return place.relative_to(here) if place.is_relative_to(here) else path
+
+
+def _load_all(spec_paths: Iterable[Path]) -> list[Spec]:
+    """Load every spec, so that the problems of all of them are shown at once."""
+    from kgen.load import load
+
+    problems: list[Problem] = []
+    loaded: list[Spec] = []
+    for path in spec_paths:
+        if not path.exists():
+            problems.append(Problem(f"there is no spec '{path}'{_similar_spec(path)}"))
+            continue
+        try:
+            loaded.append(load(path))
+        except KgenError as error:
+            problems.extend(error.problems)
+        except OSError as error:
+            problems.append(Problem(_describe(error)))
+    problems.extend(_duplicates(loaded))
+    if problems:
+        raise KgenError(problems)
+    return loaded
+
+
+def _duplicates(specs: Iterable[Spec]) -> Iterator[Problem]:
+    first: dict[str, Spec] = {}
+    for spec in specs:
+        other = first.setdefault(spec.op, spec)
+        if other is not spec:
+            yield Problem(
+                f"op '{spec.op}' is made by both '{other.path}' and '{spec.path}'; rename one",
+                spec.at,
+            )
+
+
+def _similar_spec(path: Path) -> str:
+    """A hint when an op's name was given for its path, or the path is misspelt."""
+    known = sorted(str(spec) for spec in SPECS.glob("*.yaml")) if SPECS.is_dir() else []
+    by_name = str(SPECS / f"{path.name}.yaml")
+    return f"; did you mean '{by_name}'?" if by_name in known else suggest(str(path), known)
+
+
+def _findings(changes: Iterable[Change]) -> list[Change]:
+    return [change for change in changes if change.state is not State.UNCHANGED]
+
+
+def _is_prunable(change: Change) -> bool:
+    return change.state is State.ORPHAN and change.generated
+
+
+_COLOURS = {State.CREATED: "green", State.UPDATED: "yellow", State.ORPHAN: "red"}
+_CHECK_WORDS = {State.CREATED: "missing", State.UPDATED: "stale", State.ORPHAN: "orphan"}
+
+
+def _build_line(change: Change, folder: Path, removed: bool) -> str:
+    word = "deleted" if removed else str(change.state)
+    return f"{click.style(word, fg=_COLOURS.get(change.state))} {folder / change.path}"
+
+
+def _check_line(change: Change, folder: Path) -> str:
+    word = click.style(_CHECK_WORDS[change.state], fg=_COLOURS[change.state])
+    line = f"{word} {folder / change.path}"
+    if change.state is not State.ORPHAN:
+        return line
+    mend = "" if change.generated else "; kgen did not write it: move it elsewhere or delete it"
+    return f"{line} (no spec makes it{mend})"
+
+
+def _summaries(changes: Iterable[Change], removed: set[Change]) -> Iterator[str]:
+    """One line an op: ``rmsnorm: 4 files unchanged``."""
+    counts: dict[str, Counter[str]] = {}
+    for change in changes:
+        word = "deleted" if change in removed else str(change.state)
+        counts.setdefault(change.op, Counter())[word] += 1
+    for op, count in counts.items():
+        (first, number), *rest = count.items()
+        parts = [f"{number} file{'s' * (number != 1)} {first}"]
+        parts += [f"{number} {word}" for word, number in rest]
+        yield f"{op}: {', '.join(parts)}"
+
+
+def _command(name: str, specs: Sequence[Path], folder: Path, prune: bool = False) -> str:
+    """The command line to type."""
+    words = ["kgen", name, *map(str, specs)]
+    if folder != GENERATED:
+        words += ["--out", str(folder)]
+    if prune:
+        words.append("--prune")
+    return shlex.join(words)
+
+
+def _diff_lines(change: Change, folder: Path) -> Iterator[str]:
+    path = (folder / change.path).as_posix()
+    if change.state is State.ORPHAN:
+        yield f"Only in {(folder / change.path).parent.as_posix()}: {Path(change.path).name}"
+        return
+    before = "/dev/null" if change.found is None else path
+    for line in difflib.unified_diff(
+        _lines(change.found or ""), _lines(change.text or ""), before, path
+    ):
+        if line.endswith("\n"):
+            yield line[:-1]
+        else:
+            yield line
+            yield "\\ No newline at end of file"
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their newlines; unlike ``splitlines``, only a newline ends a line."""
+    lines = text.split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def _coloured(line: str) -> str:
+    if line.startswith(("---", "+++")):
+        return click.style(line, bold=True)
+    colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+    return click.style(line, fg=colour) if colour else line
+
+
+def _input_names(spec: Spec) -> Iterator[str]:
+    for given in spec.inputs:
+        yield f"{given.name}?" if given.absent is not None else given.name
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Rows with all columns but the last padded to one width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join([*padded[:-1], row[-1]]).rstrip()
+
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+
+
+def _require_name(name: str) -> None:
+    if _NAME.fullmatch(name) and not keyword.iskeyword(name):
+        return
+    better = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+    better = better.lstrip("_0123456789").rstrip("_")[:48]
+    usable = _NAME.fullmatch(better) and not keyword.iskeyword(better)
+    raise KgenError(
+        f"'{name}' is no name for an op: it names a folder and a function, so it takes a lower "
+        f"case letter, then up to 47 lower case letters, digits and underscores, and is no keyword "
+        f"of Python" + (f"; did you mean '{better}'?" if usable else "")
+    )
+
+
+def _origin(origin: str) -> Path:
+    """The spec to copy, by its path or by the name of an op."""
+    places = [Path(origin), SPECS / f"{origin}.yaml"]
+    if _NAME.fullmatch(origin):
+        places.append(paths.shipped_specs() / f"{origin}.yaml")
+    for place in places:
+        if place.is_file():
+            return place
+    shipped = {path.stem for path in paths.shipped_specs().glob("*.yaml")}
+    local = {path.stem for path in SPECS.glob("*.yaml")}
+    known = sorted(shipped | local)
+    hint = suggest(origin, known) or f"; known ops are {', '.join(known)}"
+    raise KgenError(f"there is no spec '{origin}'{hint}")
+
+
+def _renamed(text: str, old: str, name: str) -> str:
+    """The text of a spec with another op's name, and a summary that asks to be written."""
+    text, renamed = re.subn(
+        rf"^(op:[ \t]*)(['\"]?){re.escape(old)}\2(?=\s|$)",
+        lambda match: f"{match[1]}{name}",
+        text,
+        count=1,
+        flags=re.MULTILINE,
+    )
+    if not renamed:
+        raise KgenError(f"cannot find the line 'op: {old}' to rename; copy the file by hand")
+    return re.sub(
+        r"^summary:.*(\n[ \t]+\S.*)*",
+        f"summary: Describe {name} here, it started as a copy of {old}.",
+        text,
+        count=1,
+        flags=re.MULTILINE,
+    )
+
+
+def _describe(error: OSError) -> str:
+    """``Permission denied: 'generated/rmsnorm'``."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return reason
+    return f"{reason}: '{_relative(Path(str(error.filename)))}'"
+
+
+def _prepare_streams(ctx: click.Context) -> None:
+    """No colours if the user wants none, and no crash where the terminal lacks a character."""
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(_printable(message), err=True)
+    _exit(FAULT)
+
+
+def _printable(text: str) -> str:
+    """Text from a spec or a file name may not steer the terminal."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text
+    )
+
+
+def _exit(code: int) -> NoReturn:
+    raise click.exceptions.Exit(code)
