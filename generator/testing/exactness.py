@@ -1,0 +1,193 @@
+"""Checks of results against each other, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kgen.testing import paths
+from kgen.testing.description import Op
+from kgen.testing.expectations import (
+    both,
+    by_row,
+    expect_agreement,
+    expect_column_sums,
+)
+from kgen.testing.layouts import (
+    INPUT_LAYOUTS,
+    UPSTREAM_LAYOUTS,
+    arrange,
+    canonical,
+    spread,
+)
+from kgen.testing.report import Report
+from kgen.testing.results import (
+    backward,
+    forward,
+    present,
+)
+from kgen.testing.samples import (
+    LONG,
+    Tensors,
+    arguments,
+    generator,
+    upstream,
+)
+
+
+def check_integers(op: Op, dtype: str, path: str) -> None:
+    """Whole numbers in [-8, 8] are exact in every dtype: only the last rounding may differ.
+
+    Arithmetic is in float32 whatever the storage, so a float16 or bfloat16 result must be the
+    rounded float32 result to the bit. Compiled kernels may add a row in another order for another
+    dtype; there a result may be the next number, now and then.
+    """
+    narrow = arguments(op, LONG, dtype, integers=True, vary=False)
+    wide = narrow.with_tensors(
+        {
+            name: tensor.float()
+            for name, tensor in narrow.tensors.items()
+            if tensor is not None and tensor.is_floating_point()
+        }
+    )
+    with Report(op, LONG, f"whole numbers, {dtype} {path}") as report, paths.on_path(op, path):
+        got, exact = forward(op, narrow), forward(op, wide)
+        if op.gradients and not op.reuses_outputs:
+            got = backward(op, narrow, integers=True)
+            above = {name: _float(dy) for name, dy in got.upstream.items()}
+            exact = backward(op, wide, given=above)
+        found = got.quantities()
+        for name, value in exact.quantities().items():
+            if value is not None:
+                _expect_rounded(report, name, present(found[name]), value)
+
+
+def check_bits(op: Op, dtype: str, path: str) -> None:
+    """The same bits twice, in any order of the rows, and for a row whatever comes with it."""
+    shape = (9, 301)
+    call = arguments(op, shape, dtype)
+    order = torch.randperm(9, generator=generator("order"))
+    with Report(op, shape, f"bits, {dtype} {path}") as report, paths.on_path(op, path):
+        first = both(op, call)
+        again = both(op, call, first.upstream)
+        for name, value in first.quantities().items():
+            report.same(f"{name} a second time", again.quantities()[name], value)
+        for chosen in (order, order[:5], order[:1]):
+            alone = both(op, call.rows(op, chosen), _rows(first.upstream, chosen))
+            for name, value in by_row(op, first).items():
+                expected = value[chosen.to(value.device)]
+                report.same(f"{name} of {len(chosen)} rows", alone.quantities()[name], expected)
+
+
+def check_wanted(op: Op, wanted: tuple[str, ...], path: str) -> None:
+    """Gradients for some inputs only: the same as among all, and the others cost nothing."""
+    call = arguments(op, LONG, "float32")
+    with Report(op, LONG, f"gradients of {wanted} alone, {path}") as report:
+        with paths.on_path(op, path):
+            full = backward(op, call)
+            got = backward(op, call, wanted=wanted, given=full.upstream)
+        report.expect(tuple(got.gradients) == wanted, f"gradients of {tuple(got.gradients)}")
+        for name in wanted:
+            found, expected = got.gradients.get(name), present(full.gradients[name])
+            if name in op.column_gradients and found is not None:
+                report.steady(f"d{name}", found, expected)
+            else:
+                report.same(f"d{name}", found, expected)
+        expect_column_sums(report, got)
+
+
+def check_input_layout(op: Op, layout: str, path: str) -> None:
+    """Strided rows are taken as they are, without a copy, and change nothing."""
+    shape = INPUT_LAYOUTS[layout]
+    call = arguments(op, shape, "float32")
+    strided = {
+        entry.name: arrange(tensor, layout) if entry.kind == "matrix" else spread(tensor)
+        for entry in op.inputs
+        if entry.kind != "per_column" and (tensor := call.tensors[entry.name]) is not None
+    }
+    plain = {name: canonical(tensor) for name, tensor in strided.items()}
+    with Report(op, shape, f"{layout} inputs, {path}") as report, paths.on_path(op, path):
+        expected = both(op, call.with_tensors(plain))
+        got = both(op, call.with_tensors(strided), expected.upstream)
+        expect_agreement(report, got, expected)
+        report.expect(not got.calls["forward.copied"], "the input was copied")
+
+
+def check_upstream_layout(op: Op, layout: str, path: str) -> None:
+    """An upstream gradient in any strides, copied only if the kernels cannot take it."""
+    call = arguments(op, (5, 129), "float32")
+    with Report(op, (5, 129), f"{layout} upstream, {path}") as report, paths.on_path(op, path):
+        drawn = upstream(op, forward(op, call).outputs)
+        strided = {n: arrange(dy, layout) for n, dy in drawn.items() if dy is not None}
+        plain = {name: canonical(dy) for name, dy in strided.items()}
+        expected = backward(op, call, given=plain)
+        got = backward(op, call, given=strided)
+        expect_agreement(report, got, expected)
+        if all(out.shape == (5, 129) for out in expected.outputs.values()):
+            copied = bool(got.calls["backward.copied"])
+            report.expect(copied == UPSTREAM_LAYOUTS[layout], f"counted {dict(got.calls)}")
+        report.expect(not expected.calls["backward.copied"], "a contiguous gradient was copied")
+
+
+def check_sum(op: Op) -> None:
+    """``result.sum().backward()``, where every stride of the upstream gradient is 0."""
+    call = arguments(op, LONG, "float32")
+    with Report(op, LONG, "sum().backward()") as report:
+        outputs = forward(op, call).outputs
+        ones = {
+            name: torch.ones_like(out) for name, out in outputs.items() if out.is_floating_point()
+        }
+        expect_agreement(
+            report,
+            backward(op, call, given={n: one[..., :1].expand_as(one) for n, one in ones.items()}),
+            backward(op, call, given=ones),
+        )
+
+
+def check_far_rows(op: Op, path: str) -> None:
+    """Rows so far apart that their offsets need more than 32 bits, in one gigantic tensor."""
+    far, shape = 2**30, (3, 301)
+    call = arguments(op, shape, "float16")
+    try:
+        # The rows lie in the second half: offsets that wrap around stay inside the tensor.
+        memory = torch.empty(4 * far + 2 * shape[1], dtype=torch.float16, device=op.device)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one too
+        pytest.skip(f"no memory for rows far apart: {error}")
+
+    def spread_out(tensor: torch.Tensor, start: int) -> torch.Tensor:
+        rows = memory.as_strided(shape, (far, 1), 2 * far + start)
+        return rows.copy_(tensor)
+
+    with Report(op, shape, f"rows far apart, {path}") as report, paths.on_path(op, path):
+        expected = both(op, call)
+        matrix = spread_out(present(call.tensors[op.matrix.name]), 0)
+        above = dict(expected.upstream)
+        for name, dy in above.items():
+            if dy is not None and dy.shape == shape:
+                above[name] = spread_out(dy, shape[1])
+                break
+        got = both(op, call.with_tensors({op.matrix.name: matrix}), above)
+        expect_agreement(report, got, expected)
+
+
+def _float(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.float()
+
+
+def _rows(tensors: Tensors, index: torch.Tensor) -> Tensors:
+    return {
+        name: None if tensor is None else tensor[index.to(tensor.device)].clone()
+        for name, tensor in tensors.items()
+    }
+
+
+def _expect_rounded(report: Report, name: str, got: torch.Tensor, exact: torch.Tensor) -> None:
+    if not got.is_floating_point() or report.op.interpreted:
+        report.same(name, got, exact.to(got.dtype))
+        return
+    rounded = exact.to(got.dtype)
+    step = torch.finfo(got.dtype).eps * rounded.abs().double()
+    differs = got != rounded
+    near = (got.double() - rounded.double()).abs() <= step + torch.finfo(got.dtype).tiny
+    report.expect(near.all(), f"{name}: {int((~near).sum())} elements off by more than a step")
+    share = differs.double().mean().item()
+    report.expect(share <= 0.02, f"{name}: {share:.1%} of the elements are not the rounded float32")

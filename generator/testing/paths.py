@@ -1,0 +1,78 @@
+"""Which schedule a row takes, and how to make short rows take the schedules of long ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from kgen.testing.description import Op
+
+# The constants of op.py that a path changes. Forward and backward differ, so that the boundary of
+# one cannot pass for that of the other.
+BOUNDARIES: dict[str, dict[str, int]] = {
+    "shipped": {},
+    "lowered": {
+        "FORWARD_RESIDENT_WORDS": 128,
+        "BACKWARD_RESIDENT_WORDS": 64,
+        "STREAMING_BLOCK": 128,
+        "SPLIT_BLOCK": 64,
+    },
+    # For gradcheck, which can only afford rows of a few columns.
+    "tiny": {
+        "FORWARD_RESIDENT_WORDS": 4,
+        "BACKWARD_RESIDENT_WORDS": 4,
+        "STREAMING_BLOCK": 4,
+        "SPLIT_BLOCK": 4,
+    },
+}
+
+
+@contextmanager
+def constants(op: Op, **values: object) -> Iterator[None]:
+    """Set constants of the generated module, for a while. Those it has not got are left out."""
+    before = {name: getattr(op.module, name) for name in values if hasattr(op.module, name)}
+    try:
+        for name in before:
+            setattr(op.module, name, values[name])
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(op.module, name, value)
+
+
+@contextmanager
+def on_path(op: Op, path: str) -> Iterator[None]:
+    """Lower the boundaries between the schedules as the path says."""
+    with constants(op, **BOUNDARIES[path]):
+        yield
+
+
+def schedules(op: Op, n_columns: int, compute: torch.dtype) -> tuple[str, str]:
+    """The calls that a forward and a backward of rows this long must be counted as."""
+    long = "split" if op.column_gradients else "streaming"
+    words = _padded(n_columns) * compute.itemsize // 4
+    forward = words <= op.module.FORWARD_RESIDENT_WORDS
+    backward = words <= getattr(op.module, "BACKWARD_RESIDENT_WORDS", 0)
+    return (
+        f"forward.{'resident' if forward else 'streaming'}",
+        f"backward.{'resident' if backward else long}",
+    )
+
+
+def wrong_path(expected: str, calls: Counter[str]) -> str | None:
+    """What to say when the calls of one pass are not the one expected, else ``None``."""
+    if calls[expected] == 1 and len(schedule_calls(expected.split(".")[0], calls)) == 1:
+        return None
+    return f"expected one call of {expected}, counted {dict(calls)}"
+
+
+def schedule_calls(prefix: str, calls: Counter[str]) -> set[str]:
+    """The schedules of a pass (``"forward"``, ``"backward"``) among the calls."""
+    names = {f"{prefix}.{name}" for name in ("resident", "streaming", "split", "reference")}
+    return names & {name for name, count in calls.items() if count}
+
+
+def _padded(n_columns: int) -> int:
+    return 1 << max(n_columns - 1, 0).bit_length()

@@ -1,0 +1,166 @@
+"""Spec -> the finished strings that ``templates/test_op.py.jinja`` places in a test file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kgen import expr
+from kgen.spec import FLOAT_DTYPES, Case, Element, Input, Kind, Output, Param, Spec
+
+
+@dataclass(frozen=True, slots=True)
+class TestView:
+    """One generated test file. Every string is Python source; black lays it out afterwards."""
+
+    __test__ = False  # not a class of tests, whatever pytest thinks of the name
+
+    op: str
+    path: str
+    inputs: tuple[str, ...]
+    params: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tolerances: tuple[str, ...]
+    facts: tuple[str, ...]
+    dtypes: str
+    cases: tuple[str, ...]
+    given: str
+    several: str
+    gradients: bool
+    gradcheck: bool
+    optional: bool
+    mixed: bool
+    column_sums: bool
+
+
+def test_view(spec: Spec) -> TestView:
+    """What the test file of a spec says; it depends on the spec alone."""
+    gradients = _gradients(spec)
+    optional = [entry.name for entry in spec.inputs if entry.absent is not None]
+    floats = [entry for entry in spec.inputs if entry.element is Element.FLOAT]
+    names = {entry.name for entry in spec.inputs}
+    several = gradients and len(spec.outputs) > 1
+    return TestView(
+        op=spec.op,
+        path=spec.path,
+        inputs=tuple(_input(entry) for entry in spec.inputs),
+        params=tuple(_param(param) for param in spec.params),
+        outputs=tuple(_output(output) for output in spec.outputs),
+        tolerances=tuple(_tolerances(spec)),
+        facts=tuple(_facts(spec)),
+        dtypes=_tuple(_quote(dtype) for dtype in spec.dtypes),
+        cases=tuple(_case(case) for case in spec.cases),
+        given=f"((), {_tuple(map(_quote, optional))})" if optional else "((),)",
+        several=_tuple(_quote(output.name) for output in spec.outputs) if several else "",
+        gradients=bool(gradients),
+        gradcheck=any(output.dtype in names for output in spec.outputs),
+        optional=bool(optional),
+        mixed=len(floats) > 1,
+        column_sums=any(entry.kind is Kind.PER_COLUMN for entry in gradients),
+    )
+
+
+test_view.__test__ = False  # type: ignore[attr-defined]
+
+
+def _gradients(spec: Spec) -> list[Input]:
+    if spec.backward == "none":
+        return []
+    return [entry for entry in spec.inputs if entry.grad and entry.element is Element.FLOAT]
+
+
+def _input(entry: Input) -> str:
+    words = [_quote(entry.name), _quote(entry.kind.value)]
+    if entry.element is not Element.FLOAT:
+        words.append(f"element={_quote(entry.element.value)}")
+    if entry.absent is not None:
+        words.append(f"absent={_float(entry.absent)}")
+    if not entry.grad:
+        words.append("grad=False")
+    return f"testing.Input({', '.join(words)})"
+
+
+def _param(param: Param) -> str:
+    default = _float(param.default) if param.element is Element.FLOAT else repr(param.default)
+    words = [_quote(param.name), default]
+    if param.minimum is not None:
+        words.append(f"minimum={_float(param.minimum)}")
+    if param.maximum is not None:
+        words.append(f"maximum={_float(param.maximum)}")
+    return f"testing.Param({', '.join(words)})"
+
+
+def _output(output: Output) -> str:
+    return f"testing.Output({_quote(output.name)}, dtype={_quote(output.dtype)})"
+
+
+def _tolerances(spec: Spec) -> Iterator[str]:
+    for dtype in sorted(spec.tolerances, key=_dtype_order):
+        tolerance = spec.tolerances[dtype]
+        numbers = f"{_float(tolerance.absolute)}, {_float(tolerance.relative)}"
+        yield f"{_quote(dtype)}: testing.Tolerance({numbers})"
+
+
+def _facts(spec: Spec) -> Iterator[str]:
+    """The keyword arguments of ``testing.Op`` that differ from their defaults."""
+    if not _gradients(spec):
+        yield "differentiable=False"
+    elif _reuses_outputs(spec):
+        yield "reuses_outputs=True"
+
+
+def _reuses_outputs(spec: Spec) -> bool:
+    """Whether backward may start from a stored output; a derived one is not known here."""
+    if isinstance(spec.backward, str):
+        return True
+    outputs = {output.name for output in spec.outputs}
+    return any(outputs & _names(line.value) for line in spec.backward)
+
+
+def _names(tree: expr.Expr) -> set[str]:
+    """The names that a formula reads. Without recursion: formulas nest as deep as one likes."""
+    found, waiting = set(), [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, expr.Name):
+            found.add(node.text)
+        elif isinstance(node, expr.Apply):
+            waiting.extend(node.arguments)
+    return found
+
+
+def _case(case: Case) -> str:
+    return (
+        f"testing.Case({_quote(case.name)}, "
+        f"given={_dict(case.given)}, expect={_dict(case.expect)})"
+    )
+
+
+def _dict(pairs: tuple[tuple[str, object], ...]) -> str:
+    return "{" + ", ".join(f"{_quote(name)}: {_value(value)}" for name, value in pairs) + "}"
+
+
+def _value(value: object) -> str:
+    """Nested tuples of numbers as nested lists, the way the spec writes them."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return _float(value) if isinstance(value, float) else repr(value)
+
+
+def _float(value: float) -> str:
+    text = repr(float(value))
+    return text if text.lstrip("-")[0].isdigit() else f'float("{text}")'
+
+
+def _tuple(items: Iterator[str]) -> str:
+    words = list(items)
+    return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
+
+
+def _quote(text: str) -> str:
+    return '"' + text.encode("unicode_escape").decode("ascii").replace('"', '\\"') + '"'
+
+
+def _dtype_order(name: str) -> tuple[int, str]:
+    known = name in FLOAT_DTYPES
+    return (FLOAT_DTYPES.index(name) if known else len(FLOAT_DTYPES), name)

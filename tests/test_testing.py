@@ -1,0 +1,708 @@
+"""The checker must fail when a kernel is wrong: right and wrong ops in plain torch, no Triton."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from kgen import testing
+from kgen.testing import paths
+from kgen.testing.contract import SHAPE
+from kgen.testing.layouts import arrange, canonical
+from kgen.testing.report import mismatch, same_bits
+from kgen.testing.samples import arguments, choices
+
+TOLERANCES = {
+    "float16": testing.Tolerance(3e-3, 3e-3),
+    "bfloat16": testing.Tolerance(1e-2, 1.6e-2),
+    "float32": testing.Tolerance(1e-5, 1e-4),
+    "float64": testing.Tolerance(1e-12, 1e-10),
+}
+
+# A fake op is an RMSNorm whose steps can be replaced one at a time.
+Step = Callable[..., Any]
+
+
+def padded(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def right_rstd(x, eps):
+    return torch.rsqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + eps)
+
+
+def right_y(x, rstd, weight):
+    return x * rstd * weight
+
+
+def right_dx(x, rstd, weight, dy):
+    xhat, g = x * rstd, dy * weight
+    return rstd * (g - xhat * (g * xhat).mean(-1, keepdim=True))
+
+
+def right_dweight(x, rstd, dy):
+    return (dy * x * rstd).reshape(-1, x.shape[-1]).sum(0)
+
+
+RIGHT: dict[str, Step] = {
+    "rstd": right_rstd,
+    "y": right_y,
+    "dx": right_dx,
+    "dweight": right_dweight,
+    "compute": lambda *tensors: (
+        torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    ),
+    "schedule": lambda n, words, size: "resident" if padded(n) * size // 4 <= words else None,
+    "needed": lambda name, needs: needs,
+    "stored": lambda rstd, dtype: rstd,
+    "eps": lambda eps: eps,
+    "twice": lambda: True,
+}
+
+
+def fake(**steps: Step) -> testing.Op:
+    """An op that is right except for the given steps."""
+    assert steps.keys() <= RIGHT.keys()
+    do = {**RIGHT, **steps}
+    module = ModuleType("fake")
+    module.__dict__.update(
+        INTERPRETED=True,
+        FORWARD_RESIDENT_WORDS=32768,
+        BACKWARD_RESIDENT_WORDS=16384,
+        MAX_COLUMNS=262144,
+        SCRATCH_BYTES=2**26,
+        calls=Counter(),
+    )
+    module.__dict__["fake"] = lambda *args, **kwargs: _call(module, do, *args, **kwargs)
+    module.__dict__["fake_reference"] = lambda x, weight=None, eps=1e-6: (
+        torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+    )
+    return testing.Op(
+        name="fake",
+        module=module,
+        inputs=(testing.Input("x", "matrix"), testing.Input("weight", "per_column", absent=1.0)),
+        params=(testing.Param("eps", 1e-6, minimum=0.0),),
+        outputs=(testing.Output("y", dtype="x"),),
+        tolerances=TOLERANCES,
+    )
+
+
+def _call(module, do, x, weight=None, *, eps=1e-6, on_unsupported="raise"):
+    _check_types(x, weight, eps, on_unsupported)
+    problem = _problem(module, x, weight)
+    if problem and on_unsupported == "copy":
+        module.calls["forward.copied"] += 1
+        x = canonical(x)
+        problem = _problem(module, x, weight)
+    if problem and on_unsupported == "reference":
+        module.calls["forward.reference"] += 1
+        return module.fake_reference(x, weight, eps)
+    if problem:
+        raise ValueError(f"fake: {problem}")
+    return _Function.apply(module, do, x, weight, do["eps"](eps))
+
+
+def _check_types(x, weight, eps, on_unsupported):
+    for name, tensor in {"x": x, "weight": weight}.items():
+        if tensor is None and name == "weight":
+            continue
+        if not isinstance(tensor, torch.Tensor) or not tensor.dtype.is_floating_point:
+            raise TypeError(f"fake: {name} is {tensor}; it takes a float tensor")
+    if isinstance(eps, bool) or not isinstance(eps, float | int):
+        raise TypeError(f"fake: eps is {eps}; it takes a float")
+    if not eps >= 0:
+        raise ValueError(f"fake: eps is {eps}; it takes at least 0")
+    if on_unsupported not in ("raise", "copy", "reference"):
+        raise ValueError(f"fake: on_unsupported is {on_unsupported!r}")
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ValueError(f"fake: x has shape {tuple(x.shape)}")
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ValueError(f"fake: weight has shape {tuple(weight.shape)}")
+
+
+def _problem(module, x, weight):
+    for name, tensor in {"x": x, "weight": weight}.items():
+        if tensor is None:
+            continue
+        if tensor.device.type != "cpu":
+            return f"{name} is on {tensor.device}"
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            return f"the columns of {name} have stride {tensor.stride(-1)}"
+    if x.dim() > 2 and x.stride(0) != x.stride(1) * x.shape[1] and min(x.shape[:2]) > 1:
+        return "the rows of x are not evenly apart"
+    if x.shape[-1] > module.MAX_COLUMNS:
+        return f"x has {x.shape[-1]} columns; it takes {module.MAX_COLUMNS}"
+    return None
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, module, do, x, weight, eps):
+        compute = do["compute"](*(t for t in (x, weight) if t is not None))
+        size = 8 if compute == torch.float64 else 4
+        n = x.shape[-1]
+        if x.numel():
+            found = do["schedule"](n, module.FORWARD_RESIDENT_WORDS, size)
+            module.calls[f"forward.{found or 'streaming'}"] += 1
+        scale = torch.ones(n) if weight is None else weight
+        wide, scale = x.to(compute), scale.to(compute)
+        rstd = do["rstd"](wide, eps)
+        y = do["y"](wide, rstd, scale).to(x.dtype)
+        ctx.save_for_backward(x, weight, do["stored"](rstd, x.dtype))
+        ctx.module, ctx.do, ctx.compute = module, do, compute
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, rstd = ctx.saved_tensors
+        module, do, compute = ctx.module, ctx.do, ctx.compute
+        if torch.is_grad_enabled() and do["twice"]():
+            raise RuntimeError("fake: not differentiable twice")
+        if (dy.stride(-1) != 1 and dy.shape[-1] > 1) or not dy.numel():
+            module.calls["backward.copied"] += bool(dy.numel())
+            dy = canonical(dy)
+        size = 8 if compute == torch.float64 else 4
+        if x.numel():
+            found = do["schedule"](x.shape[-1], module.BACKWARD_RESIDENT_WORDS, size)
+            module.calls[f"backward.{found or 'split'}"] += 1
+        needs = do["needed"]("weight", ctx.needs_input_grad[3])
+        module.calls["backward.column_sums"] += bool(needs and weight is not None)
+        scale = torch.ones(x.shape[-1]) if weight is None else weight
+        wide = [t.to(compute) for t in (x, rstd, scale, dy)]
+        dx = do["dx"](*wide).to(x.dtype) if ctx.needs_input_grad[2] else None
+        dweight = None
+        if needs and weight is not None:
+            dweight = do["dweight"](wide[0], wide[1], wide[3]).to(weight.dtype)
+        return None, None, dx, dweight, None
+
+
+def failure(check: Callable[[], None]) -> str:
+    with pytest.raises(AssertionError) as caught:
+        check()
+    return str(caught.value)
+
+
+# --- the right op passes every check ---
+
+
+@pytest.mark.parametrize("path", ["shipped", "lowered"])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_a_right_op_passes(dtype, path):
+    op = fake()
+    for shape in ((0, 9), (1, 1), (1, 4097), (17, 257), (128, 33), (257,), (2, 3, 65)):
+        testing.check_forward(op, shape, dtype, path)
+        testing.check_gradients(op, shape, dtype, path)
+    for special in testing.SPECIAL_ROWS:
+        testing.check_special(op, special, dtype, path)
+    testing.check_bits(op, dtype, path)
+
+
+@pytest.mark.parametrize("path", ["shipped", "lowered"])
+def test_a_right_op_passes_what_no_dtype_matters_for(path):
+    op = fake()
+    for given in testing.subsets(op.optional):
+        testing.check_optional(op, given, path)
+        testing.check_gradcheck(op, 3, given, "tiny")
+    for wanted in testing.subsets(op.gradients, smallest=1):
+        testing.check_wanted(op, wanted, path)
+    for dtypes in testing.mixtures(op):
+        testing.check_mixed(op, dtypes, path)
+    for dtype in ("float16", "bfloat16"):
+        testing.check_integers(op, dtype, path)
+    for layout in testing.INPUT_LAYOUTS:
+        testing.check_input_layout(op, layout, path)
+    for layout in testing.UPSTREAM_LAYOUTS:
+        testing.check_upstream_layout(op, layout, path)
+    testing.check_one_output(op, "y", path)
+    testing.check_untouched(op, path)
+    testing.check_scratch(op, 2, path)
+
+
+def test_a_right_op_passes_the_contract():
+    op = fake()
+    for refusal in testing.refusals(op):
+        testing.check_refusal(op, refusal)
+    for layout in testing.REFUSED_LAYOUTS:
+        for way in ("copy", "reference"):
+            testing.check_way_out(op, layout, way)
+    testing.check_too_long(op)
+    testing.check_grad_mode(op)
+    testing.check_twice(op)
+    testing.check_sum(op)
+
+
+# An op of every kind of input and two outputs: a scaled cross-entropy with a margin.
+def loss_reference(x, target, scale, mask=None, bias=None, margin=0.5, flip=False):
+    scores = x if bias is None else x + bias
+    scores = scores * (scale * (-1 if flip else 1))[..., None]
+    if mask is not None:
+        scores = torch.where(mask, scores, scores - margin)
+    lse = torch.logsumexp(scores, -1)
+    return lse - scores.gather(-1, target[..., None])[..., 0], torch.softmax(scores, -1)
+
+
+def loss_op(wrong: Step = lambda loss, y: (loss, y)) -> testing.Op:
+    module = ModuleType("loss")
+
+    def loss(x, target, scale, mask=None, bias=None, *, margin=0.5, flip=False):
+        narrow = [None if t is None else t.contiguous() for t in (x, target, scale, mask, bias)]
+        module.__dict__["calls"]["forward.resident"] += 1
+        wide = [t.float() if t is not None and t.is_floating_point() else t for t in narrow]
+        value, y = wrong(*loss_reference(*wide, margin, flip))
+        return value, y.to(x.dtype)
+
+    module.__dict__.update(
+        INTERPRETED=True,
+        FORWARD_RESIDENT_WORDS=32768,
+        calls=Counter(),
+        loss=loss,
+        loss_reference=loss_reference,
+    )
+    return testing.Op(
+        name="loss",
+        module=module,
+        inputs=(
+            testing.Input("x", "matrix"),
+            testing.Input("target", "per_row", element="int", grad=False),
+            testing.Input("scale", "per_row"),
+            testing.Input("mask", "matrix", element="bool", absent=1.0, grad=False),
+            testing.Input("bias", "per_column", absent=0.0),
+        ),
+        params=(testing.Param("margin", 0.5), testing.Param("flip", False)),
+        outputs=(testing.Output("loss", dtype="float32"), testing.Output("y", dtype="x")),
+        tolerances=TOLERANCES,
+    )
+
+
+def test_an_op_of_every_kind_of_input_passes():
+    op = loss_op()
+    assert op.gradients == ("x", "scale", "bias")
+    for dtype in ("float16", "bfloat16", "float32"):
+        for shape in ((17, 257), (2, 3, 65), (257,), (1, 1)):
+            testing.check_forward(op, shape, dtype)
+        for special in testing.SPECIAL_ROWS:
+            testing.check_special(op, special, dtype, "shipped")
+        testing.check_bits(op, dtype, "shipped")
+    for layout in testing.INPUT_LAYOUTS:
+        testing.check_input_layout(op, layout, "shipped")
+    for output in ("loss", "y"):
+        testing.check_one_output(op, output, "shipped")
+    testing.check_untouched(op, "shipped")
+    for wanted in testing.subsets(op.gradients, smallest=1):
+        testing.check_wanted(op, wanted, "shipped")
+
+
+@pytest.mark.parametrize("output", ["loss", "y"])
+def test_each_of_several_outputs_is_checked(output):
+    def wrong(loss, y):
+        return (loss * 1.01, y) if output == "loss" else (loss, y * 1.01)
+
+    op = loss_op(wrong)
+    for check in (
+        lambda: testing.check_forward(op, (5, 33), "float32"),
+        lambda: testing.check_one_output(op, output, "shipped"),
+    ):
+        assert f"\n{output}: " in failure(check)
+
+
+def test_refusals_of_every_kind_of_input():
+    named = {str(refusal) for refusal in testing.refusals(loss_op())}
+    assert {"target-float32", "target-one_longer", "scale-rank_2", "mask-one_row_less"} <= named
+    assert {"flip-text", "margin-nan", "bias-one_value", "mask-float32"} <= named
+    assert not {"mask-none", "flip-bool", "scale-one_value"} & named
+
+
+# --- a wrong op fails, and the message says where to look ---
+
+
+def shifted(tensor, place, amount):
+    tensor = tensor.clone()
+    tensor.flatten()[place : place + 1] += amount
+    return tensor
+
+
+def forward_of(op, shape=(17, 257), dtype="float32", path="shipped"):
+    return failure(lambda: testing.check_forward(op, shape, dtype, path))
+
+
+def gradients_of(op, shape=(17, 257), dtype="float32", path="shipped"):
+    return failure(lambda: testing.check_gradients(op, shape, dtype, path))
+
+
+def test_one_wrong_element():
+    op = fake(y=lambda *a: shifted(right_y(*a), 300, 0.01))
+    text = forward_of(op)
+    assert text.startswith("fake, forward, (17, 257) float32 shipped:\ny: 1 of 4369 elements off")
+    assert "worst at (1, 43): got" in text
+
+
+def test_division_by_the_block():
+    def rstd(x, eps):
+        return torch.rsqrt((x * x).sum(-1, keepdim=True) / padded(x.shape[-1]) + eps)
+
+    op = fake(rstd=rstd)
+    testing.check_forward(op, (17, 256), "float32")
+    assert "N = 257 is no power of two" in forward_of(op)
+    ones = testing.Case("ones", {"x": [[1.0] * 257], "eps": 1e-6}, {"y": [[0.9999995] * 257]})
+    testing.check_worked(fake(), ones, "shipped")
+    text = failure(lambda: testing.check_worked(op, ones, "shipped"))
+    assert "it is 1.41146 times as large as expected: a division by the block instead of N" in text
+
+
+def test_a_sign_in_dx():
+    text = gradients_of(fake(dx=lambda *a: -right_dx(*a)))
+    assert "times as large as expected: a sign" in text
+    assert "right: y, dweight" in text
+    assert "the outputs are right: powers of saved values" in text
+
+
+def test_the_power_of_rstd_in_dx():
+    def dx(x, rstd, weight, dy):
+        g = dy * weight
+        return rstd * g - x * rstd**2 * (g * x).mean(-1, keepdim=True)
+
+    assert "\ndx: " in gradients_of(fake(dx=dx))
+
+
+def test_a_weight_counted_twice():
+    text = gradients_of(fake(dx=lambda x, r, w, dy: right_dx(x, r, w, dy * w)))
+    assert "\ndx: " in text
+    testing.check_gradients(fake(), (17, 257), "float32")
+
+
+def test_zeros_for_dx():
+    assert "nothing was computed" in gradients_of(fake(dx=lambda *a: 0 * right_dx(*a)))
+
+
+def test_a_mean_for_the_sum_over_rows():
+    text = gradients_of(fake(dweight=lambda x, r, dy: right_dweight(x, r, dy) / x.shape[0]))
+    assert "a mean over the rows instead of their sum" in text
+    assert "only column sums are wrong" in text
+
+
+def test_one_row_short_in_the_column_sums():
+    text = gradients_of(fake(dweight=lambda x, r, dy: right_dweight(x[:-1], r[:-1], dy[:-1])))
+    assert "only column sums are wrong" in text
+
+
+def test_the_row_stride_of_another_tensor():
+    def y(x, rstd, weight):
+        return right_y(x[:1].expand(x.shape), rstd, weight)
+
+    assert "only the first row is right: a row stride" in forward_of(fake(y=y))
+
+
+def test_columns_after_the_first_chunk():
+    def y(x, rstd, weight):
+        out = right_y(x, rstd, weight)
+        out[..., 64:] = 0
+        return out
+
+    assert "columns from 64 on are wrong" in forward_of(fake(y=y))
+
+
+def test_rows_that_the_grid_leaves_out():
+    def y(x, rstd, weight):
+        out = right_y(x, rstd, weight)
+        out[16:] = 0
+        return out
+
+    assert "rows from 16 on are wrong: the grid" in forward_of(fake(y=y))
+
+
+def test_the_wrong_schedule():
+    op = fake(schedule=lambda n, words, size: "resident")
+    testing.check_gradients(op, (2, 257), "float32", "shipped")
+    text = gradients_of(op, (2, 257), path="lowered")
+    assert "forward: expected one call of forward.streaming, counted {'forward.resident': 1" in text
+    assert "backward: expected one call of backward.split" in text
+
+
+def test_the_boundary_of_the_other_pass():
+    op = fake(schedule=lambda n, words, size: "resident" if padded(n) <= 64 else None)
+    assert "expected one call of forward.resident" in forward_of(op, (2, 127), path="lowered")
+
+
+def test_a_statistic_stored_in_bfloat16():
+    op = fake(stored=lambda rstd, dtype: rstd.bfloat16() if dtype == torch.bfloat16 else rstd)
+    testing.check_gradients(op, (17, 257), "bfloat16")  # within the tolerance of bfloat16
+    text = failure(lambda: testing.check_integers(op, "bfloat16", "shipped"))
+    assert "dx: not the same bits" in text
+
+
+def test_arithmetic_in_the_storage_dtype():
+    op = fake(compute=lambda *tensors: tensors[0].dtype)
+    assert "y: " in failure(lambda: testing.check_integers(op, "float16", "shipped"))
+
+
+def test_a_param_rounded_to_float32():
+    op = fake(eps=lambda eps: torch.tensor(eps, dtype=torch.float32).item())
+    found = [gradcheck_or_forward(op, (3, n)) for n in range(2, 12)]
+    assert any(found)
+
+
+def gradcheck_or_forward(op, shape):
+    try:
+        testing.check_forward(op, shape, "float64")
+    except AssertionError:
+        return True
+    return False
+
+
+def test_an_absent_input_that_is_not_neutral():
+    def y(x, rstd, weight):
+        return right_y(x, rstd, torch.where(weight == 1, 1.001, weight))
+
+    op = fake(y=y)
+    testing.check_optional(op, ("weight",), "shipped")
+    assert "given none" in failure(lambda: testing.check_optional(op, (), "shipped"))
+
+
+def test_column_sums_that_nobody_wants():
+    op = fake(needed=lambda name, needs: True)
+    text = failure(lambda: testing.check_wanted(op, ("x",), "shipped"))
+    assert "column sums that nobody wants" in text
+
+
+def test_a_row_that_depends_on_its_neighbours():
+    def y(x, rstd, weight):
+        return right_y(x, rstd, weight) * (1 + 1e-6 * (x.shape[0] > 1))
+
+    op = fake(y=y)
+    testing.check_forward(op, (17, 257), "float32")
+    assert "y of 1 rows" in failure(lambda: testing.check_bits(op, "float32", "shipped"))
+
+
+def test_a_row_that_spoils_its_neighbours():
+    op = fake(rstd=lambda x, eps: right_rstd(x, eps) + 0 * x.sum())
+    text = failure(lambda: testing.check_special(op, "nan_first", "float32", "shipped"))
+    assert "y of the other rows: not the same bits" in text
+
+
+def test_a_nan_that_is_dropped():
+    op = fake(rstd=lambda x, eps: right_rstd(torch.nan_to_num(x, nan=0.0), eps))
+    text = failure(lambda: testing.check_special(op, "nan_first", "float32", "shipped"))
+    assert "y: " in text and "expected nan" in text
+
+
+def test_a_variance_without_its_mean_is_seen_where_it_cancels():
+    def layernorm(centred):
+        def y(x, rstd, weight):
+            n = x.shape[-1]
+            mu = x.sum(-1, keepdim=True) / n
+            centre = (x - mu).pow(2).mean(-1, keepdim=True)
+            raw = (x * x).mean(-1, keepdim=True) - mu * mu
+            return (x - mu) * torch.rsqrt((centre if centred else raw) + 1e-6) * weight
+
+        op = fake(y=y)
+        reference = torch.nn.functional.layer_norm
+        op.module.fake_reference = lambda x, w=None, eps=0: reference(
+            x, x.shape[-1:], w, None, 1e-6
+        )
+        return testing.Op(
+            name="fake",
+            module=op.module,
+            inputs=op.inputs,
+            outputs=op.outputs,
+            tolerances=TOLERANCES,
+            differentiable=False,
+        )
+
+    testing.check_special(layernorm(True), "offset", "float32", "shipped")
+    text = failure(lambda: testing.check_special(layernorm(False), "offset", "float32", "shipped"))
+    assert "a row of offset" in text
+
+
+def test_a_second_derivative_dropped_in_silence():
+    op = fake(twice=lambda: False)
+    text = failure(lambda: testing.check_twice(op))
+    assert "the second-order term was dropped" in text
+
+
+def test_an_upstream_gradient_that_is_overwritten():
+    def dx(x, rstd, weight, dy):
+        out = right_dx(x, rstd, weight, dy)
+        dy.mul_(2)
+        return out
+
+    text = failure(lambda: testing.check_untouched(fake(dx=dx), "shipped"))
+    assert "y afterwards: not the same bits" in text
+
+
+def test_gradcheck_needs_no_reference():
+    op = fake(dx=lambda *a: 1.01 * right_dx(*a))
+    with pytest.raises(RuntimeError, match="Jacobian mismatch"):
+        testing.check_gradcheck(op, 3, ("weight",), "tiny")
+
+
+def test_a_worked_case():
+    case = testing.Case(
+        "three_four",
+        given={"x": [[3, 4]], "dy": [[1, 2]]},
+        expect={"y": [[0.848528, 1.131371]], "dx": [[-0.090510, 0.067882]]},
+    )
+    testing.check_worked(fake(), case, "shipped")
+    op = fake(dx=lambda *a: 2 * right_dx(*a))
+    text = failure(lambda: testing.check_worked(op, case, "shipped"))
+    assert text.startswith("fake, case three_four, shipped:\ndx: 2 of 2 elements off")
+
+
+# --- the contract ---
+
+
+def test_a_call_that_is_not_refused():
+    op = fake()
+    op.module._problem = None
+    wrong = testing.Refusal("x", "fine", ValueError, torch.ones(SHAPE), SHAPE)
+    assert "accepted, expected ValueError" in failure(lambda: testing.check_refusal(op, wrong))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (TypeError("fake: x is odd"), "raised TypeError"),
+        (ValueError("x is odd"), "does not begin with the op"),
+        (ValueError("fake: it is odd"), "does not name weight"),
+    ],
+)
+def test_a_refusal_that_does_not_help(error, text):
+    op = fake()
+
+    def refuse(*args, **kwargs):
+        raise error
+
+    object.__setattr__(op, "function", refuse)
+    refusal = testing.Refusal("weight", "rank_2", ValueError, torch.ones(1, 33), SHAPE)
+    assert text in failure(lambda: testing.check_refusal(op, refusal))
+
+
+def test_refusals_cover_every_argument():
+    named = {str(refusal) for refusal in testing.refusals(fake())}
+    assert {"x-none", "x-int64", "x-swapped", "x-too_many_columns"} <= named
+    assert {"weight-one_longer", "weight-one_value", "weight-meta_device"} <= named
+    assert {"eps-below_minimum", "eps-nan", "eps-tensor", "on_unsupported-unknown"} <= named
+    assert "weight-none" not in named
+
+
+# --- the rule ---
+
+
+def rule(got, expected, dtype="float32"):
+    got = torch.tensor(got, dtype=getattr(torch, dtype))
+    return mismatch("y", got, torch.tensor(expected, dtype=torch.float64), TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"),
+    [
+        ([1.0], [1.0001]),
+        ([float("nan")], [float("nan")]),
+        ([float("inf"), float("-inf")], [float("inf"), float("-inf")]),
+        ([float("inf")], [1e39]),
+        ([], []),
+    ],
+)
+def test_what_the_rule_allows(got, expected):
+    assert rule(got, expected) is None
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"),
+    [
+        ([1.0], [1.00012]),
+        ([1.0], [float("nan")]),
+        ([float("nan")], [1.0]),
+        ([float("nan")], [float("inf")]),
+        ([1.0], [float("inf")]),
+        ([float("inf")], [1.0]),
+        ([float("inf")], [float("-inf")]),
+        ([1.0, 1.0], [1.0]),
+    ],
+)
+def test_what_the_rule_forbids(got, expected):
+    assert rule(got, expected) is not None
+
+
+def test_the_worst_element_is_the_one_furthest_over_its_own_bound():
+    text = rule([100.0, 0.0], [100.02, 0.005])
+    assert text is not None and "2 of 2 elements off; worst at (1,)" in text
+
+
+def test_a_quantised_result_may_be_a_step_off_but_rarely():
+    expected = torch.arange(-100.0, 100.0, dtype=torch.float64)
+    tolerance = fake().tolerance(torch.int8)
+    got = expected.to(torch.int8)
+    assert "200 of 200 elements differ, 11 may" in (
+        mismatch("y", got + 1, expected, tolerance) or ""
+    )
+    got[7] += 1
+    assert mismatch("y", got, expected, tolerance) is None
+    got[7] += 1
+    assert "1 of 200 elements off" in (mismatch("y", got, expected, tolerance) or "")
+
+
+def test_column_sums_have_a_wider_absolute_term():
+    with testing.Report(fake(), (10000, 3), "sums") as report:
+        report.close("dweight", torch.full((3,), 5e-4), torch.zeros(3, dtype=torch.float64))
+        assert not report.wrong
+        report.close("dx", torch.full((3,), 5e-4), torch.zeros(3, dtype=torch.float64))
+        assert report.wrong
+        report.wrong.clear()
+
+
+def test_bits_tell_zeros_apart_but_not_nan():
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert same_bits(torch.tensor([float("nan")]), -torch.tensor([float("nan")]))
+    assert not same_bits(torch.tensor([1.0]), torch.tensor([1.0]).double())
+
+
+# --- samples, layouts and paths ---
+
+
+def test_samples_are_the_same_every_time_and_never_ones_or_zeros():
+    op = fake()
+    first, second = arguments(op, (5, 7), "float32"), arguments(op, (5, 7), "float32")
+    for name, tensor in first.tensors.items():
+        assert tensor is not None and torch.equal(tensor, second.tensors[name])
+        assert (tensor != 0).all() and (tensor != 1).all()
+    assert first.params == second.params
+
+
+def test_params_stay_inside_their_bounds_and_leave_their_default():
+    assert choices(testing.Param("eps", 1e-6, minimum=0.0))[0] == 1e-6
+    assert len(choices(testing.Param("eps", 1e-6, minimum=0.0))) == 3
+    assert choices(testing.Param("share", 0.9, minimum=0.0, maximum=1.0))[1:]
+    assert all(0 < v < 1 for v in choices(testing.Param("p", 0.5, minimum=0.0, maximum=1.0)))
+    assert choices(testing.Param("flag", True)) == (False, True)
+    assert choices(testing.Param("ignore", -100)) == (-100, 0, 1, 2, -99)
+
+
+@pytest.mark.parametrize("layout", {**testing.INPUT_LAYOUTS, **testing.REFUSED_LAYOUTS})
+def test_a_layout_keeps_the_values(layout):
+    shape = {**testing.INPUT_LAYOUTS, **testing.REFUSED_LAYOUTS}[layout]
+    plain = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+    strided = arrange(plain, layout)
+    assert strided.shape == plain.shape
+    if layout not in ("same_row", "one_value"):
+        assert torch.equal(strided, plain)
+    if layout not in ("rank_1", "offset"):
+        assert strided.stride() != plain.stride()
+    assert canonical(strided).stride() == plain.stride()
+
+
+def test_lowered_boundaries_are_put_back():
+    op = fake()
+    with pytest.raises(KeyError), paths.on_path(op, "lowered"):
+        assert op.module.FORWARD_RESIDENT_WORDS == 128
+        assert not hasattr(op.module, "SPLIT_BLOCK")
+        raise KeyError
+    assert op.module.FORWARD_RESIDENT_WORDS == 32768
+
+
+def test_subsets_and_mixtures():
+    assert testing.subsets(("a", "b")) == [(), ("a",), ("b",), ("a", "b")]
+    assert testing.mixtures(fake()) == [{"weight": "float32"}, {"weight": "float64"}]
