@@ -18,7 +18,7 @@ from kgen.ir import (
 )
 from kgen.padding import NEUTRAL, Padding, choose_padding
 from kgen.peel import Peeled, peel
-from kgen.schedule import Form, Kernel, Merge, MergeKind, Walk
+from kgen.schedule import Form, Kernel, Merge, MergeKind, Walk, served
 from kgen.spec import Element, Kind, Spec
 
 _STEP = {"mul": "*", "div": "/", "add": "+", "sub": "-"}
@@ -89,7 +89,7 @@ def _streaming(writer: _Writer, emitter: Emitter, kernel: Kernel) -> Body:
     writer.params()
     writer.load_all(Kind.PER_ROW)
     for definition in kernel.before:
-        writer.statement(definition)
+        writer.row_statement(definition)
     top = writer.take()
     walks = tuple(_walk_text(writer, walk_) for walk_ in kernel.walks)
     return Body(top, walks, "", frozenset(emitter.helpers))
@@ -106,6 +106,7 @@ def _walk_text(writer: _Writer, walk_: Walk) -> WalkText:
     writer.load_for(walk_)
     for definition in walk_.definitions:
         writer.statement(definition, stores=walk_.stores)
+    writer.store_row_values(walk_)
     for merge in walk_.merges:
         writer.step_merge(merge)
     for reduction in walk_.reductions:
@@ -117,7 +118,7 @@ def _walk_text(writer: _Writer, walk_: Walk) -> WalkText:
     for reduction in walk_.reductions:
         writer.end_reduction(reduction)
     for definition in walk_.after:
-        writer.statement(definition)
+        writer.row_statement(definition)
     return WalkText(before, inside, writer.take())
 
 
@@ -149,11 +150,7 @@ class _Writer:
             if peel(definition.term, together) is None:
                 self.filled |= used
         self.guarded = set(absent) - self.filled
-        self.owners = {r.name: {r.name} for r in self.program.results}
-        for definition in reversed(self.program.definitions):
-            for name in names_in(definition.term):
-                served = self.owners.get(definition.name, set())
-                self.owners[name] = self.owners.get(name, set()) | served
+        self.owners = served(self.program)
 
     # --- lines
 
@@ -212,20 +209,27 @@ class _Writer:
         self.loaded.add(variable.name)
         self.open_guard = None
         load = f"{variable.name} = {self._load_text(variable)}"
-        if variable.absent is None:
+        if variable.absent is None and not self._may_lack(variable):
             self.line(load)
             return
         self.line(f"if {variable.name}_ptr is not None:")
         self.line(f"    {load}")
         if variable.name in self.filled:
-            fill = f"tl.full({shape(variable.type.kind)}, {number(variable.absent)}, COMPUTE)"
+            fill = f"tl.full({shape(variable.type.kind)}, {_fill(variable)})"
             self.line("else:")
             self.line(f"    {variable.name} = {fill}")
+
+    def _may_lack(self, variable: Variable) -> bool:
+        """Whether a statistic serves one gradient alone, and is not there when that is not."""
+        gradients = [r for r in self.program.results if r.role is Role.GRADIENT]
+        owners = self.owners.get(variable.name, set())
+        return variable.role is Role.STATISTIC and len(owners) == 1 and len(gradients) > 1
 
     def _load_text(self, variable: Variable) -> str:
         name, kind = variable.name, variable.type.kind
         is_float = variable.type.element is Element.FLOAT
-        other = number(self.padding.loads.get(name, 0.0)) if is_float else "0"
+        padding = self.padding.loads.get(name, 0.0)
+        other = number(padding if is_float else int(padding))
         place, mask = f"{name}_ptr + column", "in_columns"
         if kind is Kind.PER_ROW:
             stride = f" * {name}_row_stride" if variable.role in _STRIDED else ""
@@ -250,17 +254,32 @@ class _Writer:
 
     # --- statements
 
+    def row_statement(self, definition: Define) -> None:
+        """A formula line between the walks; only a walk can store a whole row."""
+        stores = [r for r in self.program.results if r.kind is not Kind.MATRIX]
+        self._statement(definition, stores, self._guard(definition))
+
+    def store_row_values(self, walk_: Walk) -> None:
+        """What a walk stores in all columns alike."""
+        inside = {d.name for d in walk_.definitions}
+        for result in walk_.stores:
+            if result.name not in inside:
+                self.lines.extend(self._store(result, None))
+
     def statement(self, definition: Define, stores: Iterable[Result] | None = None) -> None:
         """A formula line, with the store of its value if it is a result."""
         results = self.program.results if stores is None else stores
-        made = [r for r in results if r.name == definition.name]
+        # In a walk, what feeds a reduction is needed whatever the results.
+        is_stored = stores is None or any(r.name == definition.name for r in results)
+        self._statement(definition, results, self._guard(definition) if is_stored else None)
+
+    def _statement(self, definition: Define, stores: Iterable[Result], guard: str | None) -> None:
+        made = [r for r in stores if r.name == definition.name]
         if isinstance(definition.term, Op) and definition.term.op == "sum_rows":
             self._column_sum(definition)
             return
         self._load_columns(names_in(definition.term))
         code = self._code(definition)
-        # In a walk, what feeds a reduction is needed whatever the results.
-        guard = self._guard(definition) if stores is None or made else None
         spaced = len(code) > 1 or bool(made) or guard is not None
         # The spec's line stands above what it became, unless that is the same.
         if definition.text and code != [definition.text]:
@@ -283,7 +302,7 @@ class _Writer:
         name = definition.name
         if peeled is None or not peeled.steps:
             return [f"{name} = {self.emitter.text(definition.term)}"]
-        lines = [f"{name} = {self.emitter.text(peeled.base)}"]
+        lines = [f"{name} = {self.emitter.start(peeled.base, definition.type)}"]
         for step in peeled.steps:
             template = Op(
                 step.op, (_itself(definition), step.operand), definition.type, definition.at
@@ -420,6 +439,15 @@ class _Writer:
         for result in self.program.results:
             if result.name == definition.name:
                 self.lines.extend(self._store(result, None))
+
+
+def _fill(variable: Variable) -> str:
+    """The value and dtype that an absent input counts as."""
+    assert variable.absent is not None
+    if variable.type.element is Element.FLOAT:
+        return f"{number(variable.absent)}, COMPUTE"
+    is_bool = variable.type.element is Element.BOOL
+    return f"{int(variable.absent)}, {'tl.int1' if is_bool else 'tl.int64'}"
 
 
 def _op(definition: Define) -> str:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kgen.ir import REDUCTIONS, Literal, Op, Ref, Term, walk
+from kgen.ir import REDUCTIONS, Literal, Op, Ref, Term, Type, walk
 from kgen.padding import NEUTRAL, Padding
 from kgen.spec import Element, Kind, Spec
 
@@ -67,6 +67,12 @@ class Emitter:
         """A term as Triton source."""
         return self._text(term, _TERNARY)
 
+    def start(self, term: Term, type_: Type) -> str:
+        """The first of several steps towards a value of some type, which may be the only one."""
+        if not self._is_number(term):
+            return self.text(term)
+        return f"tl.full({shape(type_.kind)}, {self.text(term)}, {_dtype(type_)})"
+
     def reduction(self, op: str, operand: Term) -> str:
         """A reduction of a whole row (or, for ``sum_rows``, of the tile's rows)."""
         values = self.masked(op, operand)
@@ -125,10 +131,23 @@ class Emitter:
 
     def _operand(self, term: Term) -> str:
         """An argument of a ``tl`` function, which takes a bare number as float32."""
-        text = self.text(term)
-        if isinstance(term, Literal) and not _is_float32(term.value):
-            return f"tl.full((1, 1), {text}, COMPUTE)"
-        return text
+        is_exact = isinstance(term, Literal) and _is_float32(term.value)
+        return self.text(term) if is_exact else self._tensor(term)
+
+    def _tensor(self, term: Term, outer: int = _TERNARY) -> str:
+        """A term as a tensor, even where it would be a number of Python's."""
+        if not self._is_number(term):
+            return self._text(term, outer)
+        return f"tl.full((1, 1), {self.text(term)}, {_dtype(term.type)})"
+
+    def _is_number(self, term: Term) -> bool:
+        """Whether a term may be a number of Python's when the kernel is compiled."""
+        if isinstance(term, Op) and term.op == "where":
+            condition, *branches = term.arguments
+            return self._at_compile_time(condition) and any(map(self._is_number, branches))
+        if isinstance(term, Op):
+            return term.op in (*_BINARY, "neg") and all(map(self._is_number, term.arguments))
+        return isinstance(term, Literal)
 
     def _neg(self, term: Op) -> tuple[str, int]:
         return f"-{self._text(term.arguments[0], _UNARY)}", _UNARY
@@ -148,7 +167,7 @@ class Emitter:
         if exponent in (-1, -2):
             base_text = self._text(base, 11 + 1)
             return f"1.0 / {base_text if exponent == -1 else f'({base_text} * {base_text})'}", 11
-        return f"{self.use('power')}({self._operand(base)}, {self._operand(power)})", _ATOM
+        return f"{self.use('power')}({self._tensor(base)}, {self._tensor(power)})", _ATOM
 
     def _floored(self, term: Op) -> tuple[str, int]:
         left, right = term.arguments
@@ -196,7 +215,11 @@ class Emitter:
                 f"{self._text(yes, 1)} if {self._text(condition, 1)} else {self._text(no, 0)}",
                 _TERNARY,
             )
-        branches = f"{self._operand(yes)}, {self._operand(no)}"
+        is_constant = isinstance(yes, Literal) and isinstance(no, Literal)
+        if is_constant and term.type.element is Element.FLOAT:
+            branches = f"tl.full((1, 1), {self.text(yes)}, COMPUTE), {self._operand(no)}"
+        else:
+            branches = f"{self._operand(yes)}, {self._operand(no)}"
         return f"tl.where({self.text(condition)}, {branches})", _ATOM
 
     def _compile_time_logic(self, term: Op) -> tuple[str, int]:
@@ -223,7 +246,7 @@ class Emitter:
     def _cast(self, term: Op) -> tuple[str, int]:
         like = term.like or ""
         dtype = _TRITON_DTYPES.get(like, f"{like}_ptr.dtype.element_ty")
-        return f"{self._text(term.arguments[0], _ATOM)}.to({dtype}).to(COMPUTE)", _ATOM
+        return f"{self._tensor(term.arguments[0], _ATOM)}.to({dtype}).to(COMPUTE)", _ATOM
 
 
 def number(value: float) -> str:
@@ -231,6 +254,10 @@ def number(value: float) -> str:
     if isinstance(value, float) and math.isinf(value):
         return 'float("inf")' if value > 0 else 'float("-inf")'
     return repr(value)
+
+
+def _dtype(type_: Type) -> str:
+    return "COMPUTE" if type_.element is Element.FLOAT else "tl.int64"
 
 
 def _is_float32(value: float) -> bool:
@@ -344,8 +371,12 @@ def log1p(x):
     return tl.where(is_exact, x, tl.log(rounded) * factor)""",
     "power": '''@triton.jit
 def power(base, exponent):
-    """``base ** exponent`` for a base of at least 0."""
-    return tl.exp(exponent * tl.log(base))''',
+    """``base ** exponent``; NaN for a negative base unless the exponent is whole."""
+    size = tl.where(exponent == 0, 1.0, tl.exp(exponent * tl.log(tl.abs(base))))
+    half = exponent * 0.5
+    signed = tl.where(half == tl.floor(half), size, -size)
+    whole = tl.where(exponent == tl.floor(exponent), signed, float("nan"))
+    return tl.where(base < 0, whole, size)''',
     "floor_divide": """@triton.jit
 def floor_divide(left, right):
     return tl.floor(left / right)""",

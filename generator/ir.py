@@ -192,7 +192,9 @@ def verify(program: Program) -> Program:
         known[definition.name] = definition.type
     for result in program.results:
         assert result.name in known, f"the result {result.name} has no definition"
-        assert known[result.name].kind in (result.kind, Kind.SCALAR, *_NARROWER[result.kind])
+        kind = known[result.name].kind
+        fits = kind in (result.kind, Kind.SCALAR, *_NARROWER[result.kind])
+        assert fits, f"the result {result.name} is {kind.value}, not {result.kind.value}"
     return program
 
 

@@ -20,6 +20,7 @@ from kgen.spec import (
     LARGEST_COLUMNS,
     LARGEST_SCRATCH_MIB,
     LIMITS_KEYS,
+    MODULE_ATTRIBUTES,
     OUTPUT_DTYPES,
     OUTPUT_KEYS,
     PARAM_KEYS,
@@ -33,6 +34,7 @@ from kgen.spec import (
     Spec,
     Tolerance,
     has_gradient,
+    module_problem,
     name_problem,
     op_problem,
 )
@@ -128,6 +130,7 @@ class _Loader:
         with_gradients = backward != "none"
         reader = CaseReader(self._problems, inputs, params, outputs, with_gradients)
         cases = reader.cases(found.get("cases"))
+        module = self._module(found.get("module"), (*inputs, *params))
         if self._problems or op is None or summary is None or source is None or reference is None:
             return None
         return Spec(
@@ -148,6 +151,7 @@ class _Loader:
             dtypes=dtypes,
             tolerances=tolerances,
             cases=cases,
+            module=module,
         )
 
     def _op(self, field: Field | None) -> str | None:
@@ -159,6 +163,20 @@ class _Loader:
             return name
         self._problems.add(f"bad op name {quote(name)}: {message}", field.value.at)
         return None
+
+    def _module(self, field: Field | None, held: tuple[Input | Param, ...]) -> str | None:
+        """The class name; what the module holds must not hide what every module has."""
+        if field is None:
+            return None
+        for entry in held:
+            if entry.name in MODULE_ATTRIBUTES:
+                message = f"'{entry.name}' is an attribute of every module: rename it, or leave out"
+                self._problems.add(f"{message} 'module'", entry.at)
+        name = self._fields.word(field.value, "'module' is a class name")
+        problem = module_problem(name) if name is not None else None
+        if name is not None and problem:
+            self._problems.add(f"bad module name {quote(name)}: {problem}", field.value.at)
+        return name
 
     def _named(self, field: Field | None, what: str) -> list[Field]:
         """The entries of a section whose keys are names that the user chose."""

@@ -32,7 +32,9 @@ from kgen.ir import (
 from kgen.rewrite import hoist
 from kgen.spec import FLOAT_DTYPES, Element, Input, Kind, Output, Spec
 
-_FLOAT_FUNCTIONS = ("exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "silu", "erf")
+_FLOAT_FUNCTIONS = (
+    *("exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "silu", "erf", "sign", "pow"),
+)
 _COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 _LOGIC = ("and", "or", "not")
 _CONSTANTS = {"inf": float("inf"), "pi": 3.141592653589793}
@@ -65,8 +67,9 @@ def lower(spec: Spec) -> RowOp:
     if isinstance(spec.backward, tuple):
         scope.types.update({v.name: v.type for v in upstream})
         backward_defines = tuple(scope.define(a) for a in spec.backward)
+        sound = tuple(d for d in backward_defines if d.name not in scope.broken)
         for input_ in differentiable_inputs(spec):
-            _check_gradient(input_, backward_defines, problems)
+            _check_gradient(input_, sound, problems)
     elif spec.backward == "derive":
         problems.add(
             "backward: derive is not there yet; write the formulas, or none for an op "
@@ -144,7 +147,8 @@ def _output_result(spec: Spec, output: Output, scope: _Scope, problems: Problems
         )
     if type_.element is Element.BOOL:
         problems.add(
-            f"the output '{output.name}' is bool; outputs are numbers: where({output.name}, 1, 0)",
+            f"the output '{output.name}' is bool; outputs are numbers: "
+            f"{output.name} = where(condition, 1, 0)",
             at,
         )
     return Result(output.name, type_.kind, Role.OUTPUT)
@@ -157,6 +161,11 @@ def _check_gradient(input_: Input, defines: tuple[Define, ...], problems: Proble
         return
     is_column_sum = isinstance(define.term, Op) and define.term.op == "sum_rows"
     kind = define.type.kind
+    if define.type.element is Element.BOOL:
+        problems.add(
+            f"'{name}' is bool; gradients are numbers: {name} = where(condition, 1, 0)",
+            define.at,
+        )
     if input_.kind is Kind.PER_COLUMN and not is_column_sum:
         problems.add(
             f"'{name}' is {kind.value}; the gradient of the per_column input '{input_.name}' "
@@ -220,10 +229,13 @@ def _with_backward(
 def _reused_outputs(spec: Spec, forward: Program) -> set[str]:
     """The outputs that backward may read: matrices, and row values that no dtype has rounded."""
     rounds = "float64" in spec.dtypes
+    floats = differentiable_outputs(spec)
     return {
         output.name
         for output, result in zip(spec.outputs, forward.results, strict=True)
-        if result.kind is Kind.MATRIX or (output.dtype == "float32" and not rounds)
+        if (result.kind is Kind.MATRIX or (output.dtype == "float32" and not rounds))
+        and output in floats
+        and _type_of(forward, output.name).element is Element.FLOAT
     }
 
 
@@ -234,15 +246,15 @@ def _type_of(program: Program, name: str) -> Type:
 
 
 def _reduced_names(program: Program) -> set[str]:
-    """The per_row names that take a walk over the row to compute."""
-    reduced: set[str] = set()
+    """The per_row numbers that take a walk over the row to compute."""
+    deep: dict[str, Element] = {}
     for definition in program.definitions:
-        deep = any(is_reduction(t) for t in walk(definition.term))
+        reduces = any(is_reduction(t) for t in walk(definition.term))
         if definition.type.kind is Kind.PER_ROW and (
-            deep or any(n in reduced for n in names_in(definition.term))
+            reduces or any(n in deep for n in names_in(definition.term))
         ):
-            reduced.add(definition.name)
-    return reduced
+            deep[definition.name] = definition.type.element
+    return {name for name, element in deep.items() if element is Element.FLOAT}
 
 
 def _recomputed(forward: Program, defines: Iterable[Define], reused: set[str]) -> set[str]:
@@ -265,6 +277,8 @@ class _Scope:
         self.spec = spec
         self.problems = problems
         self.types = {**BUILTINS, **types}
+        self.column_sums: set[str] = set()
+        self.broken: set[str] = set()
 
     def define(self, assignment: Assignment) -> Define:
         """Lower one formula; after a problem the name counts as a matrix, to find further ones."""
@@ -275,19 +289,19 @@ class _Scope:
                 self.problems.add(problem.message, problem.at)
             term = Literal(0.0, Type(Kind.MATRIX, Element.FLOAT), assignment.at)
             self.types.setdefault(assignment.name, term.type)
+            self.broken.add(assignment.name)
             return Define(assignment.name, term, assignment.text, assignment.at)
-        if self._has_inner_column_sum(term):
+        if inner := _inner_column_sum(term):
             self.problems.add(
                 "sum_rows must be the whole right side of an assignment: move the factor inside, "
                 "sum_rows(2 * a) for 2 * sum_rows(a)",
-                assignment.at,
+                inner.at,
             )
+            self.broken.add(assignment.name)
+        if isinstance(term, Op) and term.op == "sum_rows":
+            self.column_sums.add(assignment.name)
         self.types[assignment.name] = term.type
         return Define(assignment.name, term, assignment.text, assignment.at)
-
-    @staticmethod
-    def _has_inner_column_sum(term: Term) -> bool:
-        return any(isinstance(t, Op) and t.op == "sum_rows" for t in walk(term) if t is not term)
 
     def _term(self, expr: Expr) -> Term:
         if isinstance(expr, Number):
@@ -305,10 +319,16 @@ class _Scope:
             return Literal(_CONSTANTS[name.text], Type(Kind.SCALAR, Element.FLOAT), name.at)
         if name.text not in self.types:
             raise _error(f"unknown name '{name.text}'", name.at)
+        if name.text in self.column_sums:
+            raise _error(
+                f"'{name.text}' is a sum over all rows, complete only after the last of them: "
+                "no other formula can use it",
+                name.at,
+            )
         return Ref(name.text, self.types[name.text], name.at)
 
     def _cast(self, expr: Apply) -> Term:
-        value = self._number(self._term(expr.arguments[0]), "cast")
+        value = _to_float(self._number(self._term(expr.arguments[0]), "cast"))
         like = expr.arguments[1]
         assert isinstance(like, Name)
         if any(i.name == like.text and i.absent is not None for i in self.spec.inputs):
@@ -337,9 +357,11 @@ class _Scope:
         if function in _FLOAT_FUNCTIONS:
             return Op(function, tuple(map(_to_float, numbers)), Type(kind, Element.FLOAT), at)
         all_int = all(number.type.element is Element.INT for number in numbers)
-        if function in ("div", "pow") and all_int:
-            numbers = (_to_float(numbers[0]), *numbers[1:])
+        if function == "div" and all_int:
+            numbers = (_to_float(numbers[0]), numbers[1])
             all_int = False
+        elif not all_int:
+            numbers = _joined(numbers)
         if function in ("floor", "round") and all_int:
             return numbers[0]
         element = Element.INT if all_int else Element.FLOAT
@@ -349,7 +371,8 @@ class _Scope:
         value = _to_float(self._number(argument, function))
         if value.type.kind is not Kind.MATRIX:
             raise _error(
-                f"'{function}' takes a matrix, and {_called(argument)} is {value.type.kind.value}",
+                f"'{function}' takes a matrix, and {_called(argument)} is {value.type.kind.value}, "
+                f"{_SPREAD[value.type.kind]}: reduce what is made from a matrix",
                 argument.at,
             )
         kind = Kind.PER_COLUMN if function == "sum_rows" else Kind.PER_ROW
@@ -360,9 +383,16 @@ class _Scope:
         self._bool(condition, "the condition of 'where'")
         elements = {yes.type.element, no.type.element}
         if Element.BOOL in elements and len(elements) == 2:
-            raise _error("'where' chooses between values of one type, and one of these is bool", at)
+            wrong = yes if yes.type.element is Element.BOOL else no
+            raise _error(
+                f"'where' chooses between numbers or between bools, and {_called(wrong)} is bool "
+                "beside a number: where(condition, 1, 0) makes a number of it",
+                wrong.at,
+            )
         element = elements.pop() if len(elements) == 1 else Element.FLOAT
-        return Op("where", arguments, Type(kind, element), at)
+        if element is Element.FLOAT:
+            yes, no = (t if isinstance(t, Literal) else _to_float(t) for t in (yes, no))
+        return Op("where", (condition, yes, no), Type(kind, element), at)
 
     def _bool(self, term: Term, what: str) -> None:
         if term.type.element is not Element.BOOL:
@@ -382,6 +412,11 @@ class _Scope:
         return term
 
 
+_SPREAD = {
+    Kind.PER_ROW: "one value a row",
+    Kind.PER_COLUMN: "one value a column",
+    Kind.SCALAR: "one value",
+}
 _SYMBOLS = {
     "add": "+",
     "sub": "-",
@@ -408,6 +443,22 @@ def _to_float(term: Term) -> Term:
     return Op("float", (term,), Type(term.type.kind, Element.FLOAT), term.at)
 
 
+def _joined(numbers: tuple[Term, ...]) -> tuple[Term, ...]:
+    """Whole numbers as floats where the only floats beside them are constants.
+
+    A constant joins the type of what it meets, and no other operand brings that of the arithmetic.
+    """
+    if any(n.type.element is Element.FLOAT and not _is_constant(n) for n in numbers):
+        return numbers
+    return tuple(n if isinstance(n, Literal) else _to_float(n) for n in numbers)
+
+
+def _is_constant(term: Term) -> bool:
+    """Whether a term is made of numbers and conditions alone."""
+    refs = (t for t in walk(term) if isinstance(t, Ref))
+    return all(ref.type.element is Element.BOOL for ref in refs)
+
+
 def _folded(function: str, arguments: tuple[Term, ...], at: Span) -> Literal | None:
     """The number that an operation on numbers alone comes to."""
     values = [argument.value for argument in arguments if isinstance(argument, Literal)]
@@ -417,11 +468,18 @@ def _folded(function: str, arguments: tuple[Term, ...], at: Span) -> Literal | N
     if value is None:
         return None
     if math.isnan(value) or (math.isinf(value) and not any(map(math.isinf, values))):
-        raise _error("this constant expression has no finite value", at)
+        raise _error("this constant has no finite value; infinity is written inf", at)
     if isinstance(value, int) and abs(value) >= 2**63:
-        raise _error("this whole number does not fit in 64 bits", at)
+        raise _error(
+            "this whole number does not fit in 64 bits: make one operand a float, as in 2.0", at
+        )
     element = Element.INT if isinstance(value, int) else Element.FLOAT
     return Literal(value, Type(Kind.SCALAR, element), at)
+
+
+def _inner_column_sum(term: Term) -> Term | None:
+    inside = (t for t in walk(term) if t is not term)
+    return next((t for t in inside if isinstance(t, Op) and t.op == "sum_rows"), None)
 
 
 def _called(term: Term) -> str:

@@ -117,9 +117,16 @@ def _evaluate(term: Term, lanes: Mapping[str, Lane]) -> Lane:
         return arguments[0] if is_kept else "any"
     if "any" in arguments and term.op != "where":
         return "any"
+    if term.op == "div" and _may_be_zero_alone(term.arguments[1], arguments[1]):
+        return "any"
     if all(isinstance(argument, float) for argument in arguments):
         return _known(term.op, [a for a in arguments if isinstance(a, float)])
     return _partly_known(term.op, arguments)
+
+
+def _may_be_zero_alone(divisor: Term, lane: Lane) -> bool:
+    """Whether a divisor can be 0 in a padding lane without being 0 in the rest of its row."""
+    return lane == "finite" and divisor.type.kind in (Kind.MATRIX, Kind.PER_COLUMN)
 
 
 def _known(op: str, values: list[float]) -> Lane:
@@ -137,11 +144,9 @@ def _partly_known(op: str, lanes: list[Lane]) -> Lane:
         return 0.0 if lanes[0] == 0.0 else "any"
     if op in ("add", "sub"):
         return _sum_lane(op, lanes)
-    if op in ("neg", "abs", "tanh", "sigmoid", "float", "exp", "cast", "detach", "erf", "silu"):
-        return "finite"
-    if op == "pow" and isinstance(lanes[1], float) and lanes[1] > 0 and lanes[1].is_integer():
-        return "finite"
-    return "any"
+    # Not exp, nor a power: what a real column keeps small may overflow for a padding lane's 0.
+    is_bounded = op in ("neg", "abs", "tanh", "sigmoid", "float", "detach", "erf", "silu")
+    return "finite" if is_bounded else "any"
 
 
 def _sum_lane(op: str, lanes: list[Lane]) -> Lane:

@@ -17,6 +17,7 @@ from kgen.ir import (
     substitute,
     verify,
 )
+from kgen.spec import Kind
 
 _JOINED = {"mul": "_", "add": "_plus_", "sub": "_minus_", "div": "_over_"}
 _POWERS: dict[float, str] = {2: "squared", 3: "cubed"}
@@ -28,22 +29,29 @@ def hoist(
 ) -> Program:
     """Give every reduction inside a larger expression a definition, and a readable name.
 
-    With ``only``, definitions of other names stay as they are; names in ``avoid`` are not taken.
+    A reduction that is stored in every column counts as inside: it takes a walk of its own. With
+    ``only``, definitions of other names stay as they are; names in ``avoid`` are not taken.
     """
     taken = set(avoid) | {v.name for v in program.variables} | {d.name for d in program.definitions}
     taken.update(BUILTINS)
     hoisted: dict[Term, str] = {}
+    wide = {r.name for r in program.results if r.kind is Kind.MATRIX}
     definitions: list[Define] = []
     for definition in program.definitions:
         term = definition.term
         if only is None or definition.name in only:
-            term = _hoist_inside(definition, definitions, hoisted, taken)
+            is_whole = definition.name not in wide
+            term = _hoist_inside(definition, is_whole, definitions, hoisted, taken)
         definitions.append(Define(definition.name, term, definition.text, definition.at))
     return verify(Program(program.variables, tuple(definitions), program.results))
 
 
 def _hoist_inside(
-    definition: Define, before: list[Define], hoisted: dict[Term, str], taken: set[str]
+    definition: Define,
+    is_whole: bool,
+    before: list[Define],
+    hoisted: dict[Term, str],
+    taken: set[str],
 ) -> Term:
     def visit(term: Term, outermost: bool) -> Term:
         if not isinstance(term, Op):
@@ -58,7 +66,7 @@ def _hoist_inside(
             before.append(Define(name, rebuilt, None, term.at))
         return Ref(hoisted[rebuilt], term.type, term.at)
 
-    return visit(definition.term, True)
+    return visit(definition.term, is_whole)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -14,6 +14,7 @@ from kgen.ir import (
     Result,
     Role,
     Term,
+    Type,
     Variable,
     is_reduction,
     names_in,
@@ -75,13 +76,17 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class OpSchedule:
-    """All kernels of an op. ``statistics`` pass from the split's first kernel to its second."""
+    """All kernels of an op. ``statistics`` pass from the split's first kernel to its second.
+
+    ``statistics_for`` is the one gradient that they serve, if it is one and may be left out.
+    """
 
     row_op: RowOp
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     statistics: tuple[str, ...]
     column_sums: tuple[str, ...]
+    statistics_for: str | None = None
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -116,7 +121,28 @@ def schedule(row_op: RowOp) -> OpSchedule:
     if not rows.results:
         return OpSchedule(row_op, forward, (resident, split_columns), (), sums)
     split_rows = streaming(f"{op}_backward_split_rows", rows)
-    return OpSchedule(row_op, forward, (resident, split_rows, split_columns), statistics, sums)
+    backward = (resident, split_rows, split_columns)
+    return OpSchedule(
+        row_op, forward, backward, statistics, sums, _only_served(rows, columns, statistics)
+    )
+
+
+def served(program: Program) -> dict[str, set[str]]:
+    """For every name, the results that depend on it."""
+    results = {r.name: {r.name} for r in program.results}
+    for definition in reversed(program.definitions):
+        for name in names_in(definition.term):
+            results[name] = results.get(name, set()) | results.get(definition.name, set())
+    return results
+
+
+def _only_served(rows: Program, columns: Program, statistics: tuple[str, ...]) -> str | None:
+    """The gradient that every statistic is for, if the first kernel makes nothing else."""
+    if any(r.role is not Role.STATISTIC for r in rows.results):
+        return None
+    serves = served(columns)
+    names = set[str]().union(*(serves.get(name, set()) for name in statistics))
+    return names.pop() if len(names) == 1 else None
 
 
 def _split(program: Program) -> tuple[Program, Program, tuple[str, ...]]:
@@ -125,15 +151,16 @@ def _split(program: Program) -> tuple[Program, Program, tuple[str, ...]]:
     reduced = _levels(program, ())
     results = [r for r in program.results if r.kind is not Kind.PER_ROW]
     wide = needed(Program(program.variables, program.definitions, tuple(results)))
+    made = {r.name for r in results}
+    wanted = set(made)
     statistics: list[str] = []
-    for definition in wide.definitions:
-        if definition.type.kind is Kind.PER_ROW:
+    for definition in reversed(wide.definitions):
+        if definition.name not in wanted:
             continue
-        for name in names_in(definition.term):
-            if wide.definition(name) and _is_statistic(wide, name, reduced):
-                statistics.append(name)
-    statistics += [r.name for r in results if _is_statistic(wide, r.name, reduced)]
-    statistics = list(dict.fromkeys(statistics))
+        if definition.name not in made and _is_statistic(definition, reduced):
+            statistics.insert(0, definition.name)
+        else:
+            wanted.update(names_in(definition.term))
 
     row_results = [r for r in program.results if r.kind is Kind.PER_ROW]
     row_results += [Result(name, Kind.PER_ROW, Role.STATISTIC) for name in statistics]
@@ -148,9 +175,10 @@ def _split(program: Program) -> tuple[Program, Program, tuple[str, ...]]:
     return verify(rows), verify(columns), tuple(statistics)
 
 
-def _is_statistic(program: Program, name: str, levels: dict[str, int]) -> bool:
-    definition = program.definition(name)
-    return definition is not None and definition.type.kind is Kind.PER_ROW and levels[name] > 0
+def _is_statistic(definition: Define, levels: dict[str, int]) -> bool:
+    """Whether a value is a number that takes a walk; conditions follow from such numbers."""
+    is_number = definition.type == Type(Kind.PER_ROW, Element.FLOAT)
+    return is_number and levels[definition.name] > 0
 
 
 def streaming(name: str, program: Program) -> Kernel:

@@ -15,6 +15,7 @@ from kgen.spec import (
     LARGEST_SCRATCH_MIB,
     LIMITS_KEYS,
     LINE_LIMIT,
+    MODULE_PATTERN,
     NAME_PATTERN,
     OP_PATTERN,
     OUTPUT_DTYPES,
@@ -174,4 +175,5 @@ _SPEC: dict[str, Schema] = {
     },
     "tolerances": _TOLERANCES,
     "cases": _named(_CASE, OP_PATTERN, at_least=0),
+    "module": {"type": "string", "pattern": f"^{MODULE_PATTERN}$"},
 }

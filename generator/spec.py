@@ -147,8 +147,9 @@ SPEC_KEYS = (
     Key("dtypes", "the floating dtypes that the op takes; all four when left out"),
     Key("tolerances", "how far results may be from the reference, for each dtype"),
     Key("cases", "worked examples for the tests, by name"),
+    Key("module", "the class name of a torch.nn.Module around the op, such as RMSNorm"),
 )
-RESERVED_KEYS = ("module", "tuning", "double_backward")
+RESERVED_KEYS = ("tuning", "double_backward")
 INPUT_KEYS = (
     Key("kind", "how the values spread over the (M, N) matrix", True),
     Key("type", "what the entries are; int and bool inputs take no gradient"),
@@ -170,6 +171,7 @@ LARGEST_COLUMNS = 2**20
 LARGEST_SCRATCH_MIB = 4096
 
 OP_PATTERN = r"[a-z][a-z0-9_]{0,47}"
+MODULE_PATTERN = r"[A-Z][A-Za-z0-9]{0,47}"
 NAME_PATTERN = r"[a-z][a-z0-9_]{0,31}"
 LINE_LIMIT = 200
 
@@ -189,6 +191,8 @@ _GENERATED = """
     column_sum compute floor_divide floor_divide_int floor_modulo floor_modulo_int gradients
     group_sum has_columns math merge_exp_sum merge_moments n_sums name nan_maximum nan_minimum
     partials power problem round_half_even row_max row_mean row_min row_sum save stages
+    backward_plan clamp_int forward_plan mark_dirty mark_non_differentiable must needs_input_grad
+    save_for_backward saved_tensors set_materialize_grads takes
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
 """Names that generated code or the language of formulas uses itself."""
@@ -212,6 +216,17 @@ _MODULES = """
     subprocess symtable sys tempfile templates textwrap threading time timeit token tokenize
     traceback types typing unittest uuid warnings weakref xml yaml zipfile
 """
+_WRAPPER = """
+    AbstractContextManager Any BOOLS Counter F FLOATS INTERPRETED INTS Literal NamedTuple Plan
+"""
+_CLASSES = frozenset(_WRAPPER.split())
+_MODULE_METHODS = """
+    apply bfloat16 buffers children columns compile cpu cuda double eval extra_repr forward half
+    modules parameters register_buffer register_parameter share_memory state_dict to train training
+    xpu zero_grad
+"""
+MODULE_ATTRIBUTES = frozenset(_MODULE_METHODS.split())
+"""Names that a module cannot give to a parameter of its own."""
 _RESERVED_OPS = RESERVED.union(_MODULES.split(), ("forward", "backward", "conftest"))
 
 
@@ -223,6 +238,15 @@ def op_problem(name: str) -> str | None:
         return "this name belongs to Python, to PyTorch or to the generated code: take another"
     if name.endswith("_reference") or name.startswith("test_"):
         return "names like this belong to the generated reference and tests: take another"
+    return None
+
+
+def module_problem(name: str) -> str | None:
+    """Why a module's class cannot be called so, or None."""
+    if not re.fullmatch(MODULE_PATTERN, name):
+        return "a class name is 1 to 48 letters and digits, starting with a capital, as in RMSNorm"
+    if keyword.iskeyword(name) or name in _CLASSES:
+        return "this name belongs to Python or to the generated code: take another"
     return None
 
 

@@ -40,6 +40,7 @@ class KernelsView:
     helpers: tuple[str, ...]
     kernels: tuple[KernelView, ...]
     sums: tuple[str, ...]
+    sum_blocks: tuple[str, ...]
 
 
 def header(spec: Spec) -> str:
@@ -53,9 +54,27 @@ def kernels_view(plan: OpSchedule) -> KernelsView:
     gradients = plan.row_op.backward.results if plan.row_op.backward else ()
     kernels = tuple(_kernel_view(spec, k, len(gradients) > 1) for k in plan.kernels)
     used = {helper for kernel in kernels for helper in kernel.body.helpers}
-    if plan.column_sums:
+    sums = plan.column_sums
+    if sums:
         used.add("group_sum")
-    return KernelsView(spec.op, header(spec), helper_sources(used), kernels, plan.column_sums)
+    return KernelsView(
+        spec.op, header(spec), helper_sources(used), kernels, sums, _sum_blocks(sums)
+    )
+
+
+def _sum_blocks(sums: tuple[str, ...]) -> tuple[str, ...]:
+    """Each column sum; where there are several, only those that are wanted."""
+    blocks = []
+    for name in sums:
+        arguments = "column, in_columns, n_groups, n_columns, COMPUTE, GROUPS, BLOCK"
+        lines = [
+            f"{name} = group_sum({name}_partial_ptr, {arguments})",
+            f"tl.store({name}_ptr + column, {name}, mask=in_columns)",
+        ]
+        if len(sums) > 1:
+            lines = [f"if {name}_ptr is not None:", *(f"    {line}" for line in lines)]
+        blocks.append("\n".join(lines))
+    return tuple(blocks)
 
 
 def _kernel_view(spec: Spec, kernel: Kernel, several: bool) -> KernelView:

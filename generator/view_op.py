@@ -16,6 +16,12 @@ _DTYPE_LISTS = {Element.FLOAT: "FLOATS", Element.INT: "INTS", Element.BOOL: "BOO
 _SHAPES = {Kind.MATRIX: ".shape", Kind.PER_ROW: ".shape[:-1]", Kind.PER_COLUMN: ".shape[-1:]"}
 _SHAPE_DOCS = {Kind.MATRIX: "(..., N)", Kind.PER_ROW: "(...)", Kind.PER_COLUMN: "(N,)"}
 _INT64 = 2**63
+_PARTIAL = "(n_groups, n_columns), dtype=compute, device=device"
+_LAYOUTS = {
+    Kind.MATRIX: "its rows must be evenly spaced and its columns adjacent",
+    Kind.PER_ROW: "its values must be evenly spaced",
+    Kind.PER_COLUMN: "its values must be adjacent",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,8 @@ class OpView:
     arguments: str
     float_inputs: str
     copies: str
+    reference_call: str
+    runtime_error: str
     problem_parameters: str
     layouts: str
     maybe_tensor: str
@@ -100,12 +108,10 @@ class OpView:
     empty_gradients: str
     gradients: str
     n_sums: str
-    bytes_a_column: str
+    column_bytes: str
     partials: str
-    statistics: bool
-    statistics_allocations: str
+    split_rows: str
     resident_arguments: str
-    split_rows_arguments: str
     split_columns_arguments: str
     sum_arguments: str
     module: ModuleView | None
@@ -181,6 +187,12 @@ def op_view(plan: OpSchedule) -> OpView:
         arguments=writer.arguments(),
         float_inputs=_join(i.name for i in writer.floats),
         copies=writer.copies(),
+        reference_call=writer.reference_call(),
+        runtime_error=(
+            "when differentiated twice, or in forward mode"
+            if writer.has_backward
+            else "for an input that requires a gradient"
+        ),
         problem_parameters=_lines(f"{_annotated(i)}," for i in spec.inputs),
         layouts=writer.layouts(),
         maybe_tensor="torch.Tensor | None",
@@ -204,17 +216,18 @@ def op_view(plan: OpSchedule) -> OpView:
         empty_gradients=writer.empty_gradients(),
         gradients=writer.gradient_tuple(),
         n_sums=f"sum(total is not None for total in [{_join(sums)}])",
-        bytes_a_column=writer.bytes_a_column(),
+        column_bytes=writer.column_bytes(),
         partials=_lines(
-            f"{name}_partial = next(partials) if {name} is not None else None" for name in sums
+            line
+            for name in sums
+            for line in (
+                f"{name}_partial = None",
+                f"if {name} is not None:",
+                f"    {name}_partial = torch.empty({_PARTIAL})",
+            )
         ),
-        statistics=plan.kernel("backward_split_rows") is not None,
-        statistics_allocations=_lines(
-            f"{name} = torch.empty(n_rows, dtype=compute, device=device)"
-            for name in plan.statistics
-        ),
+        split_rows=writer.split_rows(rule.streaming),
         resident_arguments=writer.arguments_of("backward_resident"),
-        split_rows_arguments=writer.arguments_of("backward_split_rows"),
         split_columns_arguments=writer.arguments_of("backward_split_columns"),
         sum_arguments=_lines([*(f"{n}_partial," for n in sums), *(f"{n}," for n in sums)]),
         module=writer.module(),
@@ -303,13 +316,18 @@ class _Wrapper:
     def argument_docs(self) -> str:
         lines = []
         for input_ in self.spec.inputs:
-            element = "" if input_.element is Element.FLOAT else f", {input_.element.value}"
+            element = f", {self._dtype_docs(input_.element)}"
             absent = (
                 "" if input_.absent is None else f", optional: {input_.absent:g} when not given"
             )
             lines.append(f"{input_.name}: {_SHAPE_DOCS[input_.kind]}{element}{absent}.")
         lines += [f"{p.name}: {_takes(p)}." for p in self.spec.params]
         return _lines(lines)
+
+    def _dtype_docs(self, element: Element) -> str:
+        dtypes = {Element.INT: ("int32", "int64"), Element.BOOL: ("bool",)}
+        names = dtypes.get(element, self.spec.dtypes)
+        return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
     def return_docs(self) -> str:
         inputs = {i.name for i in self.spec.inputs}
@@ -344,11 +362,34 @@ class _Wrapper:
         return _lines(lines)
 
     def copies(self) -> str:
-        return _lines(f"{i.name} = _copied({_with_columns(i)})" for i in self.spec.inputs)
+        lines = []
+        for input_ in self.spec.inputs:
+            name = input_.name
+            lines += [
+                f"if {_given(input_)}_row_stride({_with_columns(input_)}) is None:",
+                f"    {name} = _copied({name})",
+            ]
+        return _lines(lines)
+
+    def reference_call(self) -> str:
+        """The reference, in the dtypes that the kernels would have given."""
+        outputs = self.spec.outputs
+        call = f"{self.spec.op}_reference({self.arguments()})"
+        if len(outputs) == 1:
+            return f"return {call}.to({self._dtype(outputs[0])})"
+        names = _join(o.name for o in outputs)
+        return (
+            f"{names} = {call}\nreturn {_join(f'{o.name}.to({self._dtype(o)})' for o in outputs)}"
+        )
+
+    def _dtype(self, output: Output) -> str:
+        is_input = any(i.name == output.dtype for i in self.spec.inputs)
+        return f"{output.dtype}.dtype" if is_input else f"torch.{output.dtype}"
 
     def layouts(self) -> str:
         return _lines(
-            f'("{i.name}", {i.name}, {i.kind is not Kind.PER_ROW}),' for i in self.spec.inputs
+            f'("{i.name}", {i.name}, {i.kind is not Kind.PER_ROW}, "{_LAYOUTS[i.kind]}"),'
+            for i in self.spec.inputs
         )
 
     # --- forward
@@ -378,9 +419,8 @@ class _Wrapper:
     def _output_allocation(self, output: Output) -> str:
         kind = self.plan.row_op.output_kind(output)
         shape = f"{self.first}{_SHAPES[kind]}"
-        is_input = any(i.name == output.dtype for i in self.spec.inputs)
-        dtype = f"{output.dtype}.dtype" if is_input else f"torch.{output.dtype}"
-        return f"{output.name} = torch.empty({shape}, dtype={dtype}, device={self.first}.device)"
+        rest = f"dtype={self._dtype(output)}, device={self.first}.device"
+        return f"{output.name} = torch.empty({shape}, {rest})"
 
     def arguments_of(self, suffix: str) -> str:
         kernel = self.plan.kernel(suffix)
@@ -440,19 +480,21 @@ class _Wrapper:
 
     def backward_call(self) -> str:
         upstream = [v.name for v in self._upstream()]
-        arguments = _join(["ctx", "*ctx.saved_tensors", *upstream])
-        sources = _join(["*ctx.saved_tensors", *upstream])
+        names = [v.name for v in self.saved_variables]
+        tensors = _join([*names, *upstream])
         returned = self._returned()
         lines = []
         if any(v.absent is not None for v in self._upstream()):
             nothing = " and ".join(f"{name} is None" for name in upstream)
             lines = [f"if {nothing}:", f"    return (None,) * {len(returned)}"]
+        if names:
+            lines.append(f"{_join(names)}{',' if len(names) == 1 else ''} = ctx.saved_tensors")
         lines += [
             "with torch.no_grad():",
-            f"    gradients = _backward({arguments})",
+            f"    gradients = _backward(ctx, {tensors})",
             "# Autograd runs backward with gradients enabled only under create_graph=True.",
             "if torch.is_grad_enabled():",
-            f"    gradients = _once(gradients, {sources})",
+            f"    gradients = _once(gradients, {tensors})",
             f"{self.gradient_tuple()} = gradients",
         ]
         lines.append(f"return {_join(returned)}{',' if len(returned) == 1 else ''}")
@@ -480,10 +522,11 @@ class _Wrapper:
         for variable in self._upstream():
             name = variable.name
             columns = "" if variable.type.kind is Kind.MATRIX else ", has_columns=False"
+            given = "" if variable.absent is None else f"{name} is not None and "
             lines += [
-                f"if _row_stride({name}{columns}) is None:",
+                f"if {given}_row_stride({name}{columns}) is None:",
                 '    calls["backward.copied"] += 1',
-                f"    {name} = {name}.contiguous()",
+                f"    {name} = _copied({name})",
             ]
         return _lines(lines)
 
@@ -504,7 +547,7 @@ class _Wrapper:
             ]
         return _lines(lines)
 
-    def bytes_a_column(self) -> str:
+    def column_bytes(self) -> str:
         """The sizes of the matrices that a backward kernel with column sums reads."""
         if not self.plan.column_sums:
             return ""
@@ -518,7 +561,10 @@ class _Wrapper:
             sizes.append(
                 f"(0 if {name} is None else {name}.itemsize)" if may_lack else f"{name}.itemsize"
             )
-        return " + ".join(sizes) or "1"
+        total = " + ".join(sizes) or "1"
+        return (
+            f"max(1, {total})" if all(size.startswith("(") for size in sizes) and sizes else total
+        )
 
     def empty_gradients(self) -> str:
         sums = self.plan.column_sums
@@ -527,6 +573,33 @@ class _Wrapper:
             for name in self.gradients
         ]
         return f"({values[0]},)" if len(values) == 1 else _join(values)
+
+    def split_rows(self, tile: Tile) -> str:
+        """The launch of the split's first kernel, where something needs it."""
+        kernel = self.plan.kernel("backward_split_rows")
+        if kernel is None:
+            return ""
+        allocations = [
+            f"{name} = torch.empty(n_rows, dtype=compute, device=device)"
+            for name in self.plan.statistics
+        ]
+        launch = [
+            f"{kernel.name}[(n_rows,)](",
+            self.kernel_arguments(kernel),
+            "COMPUTE=TRITON_DTYPES[compute],",
+            "ROWS=1,",
+            "BLOCK=STREAMING_BLOCK,",
+            f"num_warps={tile.warps},",
+            "enable_fp_fusion=_may_fuse(n_columns),",
+            ")",
+        ]
+        lines = [*allocations, *launch]
+        if self.plan.statistics_for is None:
+            return _lines(lines)
+        # Where nobody wants what they are for, the first kernel is not launched.
+        absent = [f"{name} = None" for name in self.plan.statistics]
+        inside = _lines(f"    {line}" for text in lines for line in text.splitlines())
+        return _lines([*absent, f"if {self.plan.statistics_for} is not None:", inside])
 
     # --- the module
 
@@ -552,8 +625,16 @@ class _Wrapper:
             body=_lines(body),
             inputs=_join(_annotated(i, default=True) for i in rest),
             arguments=_join(arguments),
-            representation=", ".join(shown),
+            representation=_text_of(shown),
         )
+
+
+def _text_of(parts: list[str]) -> str:
+    """The parts of a text as one f-string, or one a line where they are many."""
+    whole = f'f"{", ".join(parts)}"'
+    if len(whole) <= 80:
+        return whole
+    return _lines(f'f"{part}{"" if part is parts[-1] else ", "}"' for part in parts)
 
 
 def _module_parameter(input_: Input) -> list[str]:
@@ -592,6 +673,10 @@ def _annotated_param(param: Param) -> str:
     return f"{param.name}: {param.element.value} = {param.default!r}"
 
 
+def _given(input_: Input) -> str:
+    return "" if input_.absent is None else f"{input_.name} is not None and "
+
+
 def _with_columns(input_: Input) -> str:
     return f"{input_.name}, has_columns=False" if input_.kind is Kind.PER_ROW else input_.name
 
@@ -607,10 +692,14 @@ def _takes(param: Param) -> str:
     article = "an int" if param.element is Element.INT else "a finite float"
     low, high = param.minimum, param.maximum
     if low is not None and high is not None:
-        return f"{article} from {low:g} to {high:g}"
+        return f"{article} from {_plain(low)} to {_plain(high)}"
     if low is not None:
-        return f"{article} of at least {low:g}"
-    return article if high is None else f"{article} of at most {high:g}"
+        return f"{article} of at least {_plain(low)}"
+    return article if high is None else f"{article} of at most {_plain(high)}"
+
+
+def _plain(value: float) -> str:
+    return repr(value).removesuffix(".0")
 
 
 def _param_check(param: Param) -> str:
