@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kgen.emit import Emitter, number, shape
+from kgen.emit import Emitter, number, shape, through_float32
 from kgen.ir import (
     Define,
     Op,
@@ -345,10 +345,12 @@ class _Writer:
 
     def _store(self, result: Result, guard: str | None) -> list[str]:
         pointer = f"{result.tensor}_ptr"
+        dtypes = {o.name: o.dtype for o in self.spec.outputs if result.role is Role.OUTPUT}
+        value = result.name + through_float32(dtypes.get(result.name, ""))
         if result.kind is Kind.PER_ROW:
-            store = f"tl.store({pointer} + row, {result.name}, mask=in_rows)"
+            store = f"tl.store({pointer} + row, {value}, mask=in_rows)"
         else:
-            store = f"tl.store({pointer} + row * n_columns + column, {result.name}, mask=mask)"
+            store = f"tl.store({pointer} + row * n_columns + column, {value}, mask=mask)"
         if self._is_optional(result) and guard != pointer:
             return [f"if {pointer} is not None:", f"    {store}"]
         return [store]

@@ -246,7 +246,13 @@ class Emitter:
     def _cast(self, term: Op) -> tuple[str, int]:
         like = term.like or ""
         dtype = _TRITON_DTYPES.get(like, f"{like}_ptr.dtype.element_ty")
-        return f"{self._tensor(term.arguments[0], _ATOM)}.to({dtype}).to(COMPUTE)", _ATOM
+        value = self._tensor(term.arguments[0], _ATOM) + through_float32(like)
+        return f"{value}.to({dtype}).to(COMPUTE)", _ATOM
+
+
+def through_float32(dtype: str) -> str:
+    """The conversion before one to ``dtype``: the hardware has none from float64 to eight bits."""
+    return ".to(tl.float32)" if dtype.startswith("float8") else ""
 
 
 def number(value: float) -> str:

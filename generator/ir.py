@@ -124,6 +124,11 @@ class Program:
         """The variable of that name, if there is one."""
         return next((v for v in self.variables if v.name == name), None)
 
+    @property
+    def wide(self) -> set[str]:
+        """The names of the results that fill a matrix."""
+        return {result.name for result in self.results if result.kind is Kind.MATRIX}
+
     def definition(self, name: str) -> Define | None:
         """The definition of that name, if there is one."""
         return next((d for d in self.definitions if d.name == name), None)

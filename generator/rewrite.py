@@ -17,7 +17,6 @@ from kgen.ir import (
     substitute,
     verify,
 )
-from kgen.spec import Kind
 
 _JOINED = {"mul": "_", "add": "_plus_", "sub": "_minus_", "div": "_over_"}
 _POWERS: dict[float, str] = {2: "squared", 3: "cubed"}
@@ -35,12 +34,11 @@ def hoist(
     taken = set(avoid) | {v.name for v in program.variables} | {d.name for d in program.definitions}
     taken.update(BUILTINS)
     hoisted: dict[Term, str] = {}
-    wide = {r.name for r in program.results if r.kind is Kind.MATRIX}
     definitions: list[Define] = []
     for definition in program.definitions:
         term = definition.term
         if only is None or definition.name in only:
-            is_whole = definition.name not in wide
+            is_whole = definition.name not in program.wide
             term = _hoist_inside(definition, is_whole, definitions, hoisted, taken)
         definitions.append(Define(definition.name, term, definition.text, definition.at))
     return verify(Program(program.variables, tuple(definitions), program.results))

@@ -1,0 +1,73 @@
+"""Specs in a few words, for the tests of single stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kgen.ir import Term
+from kgen.load import load, load_text
+from kgen.lower import RowOp, lower
+from kgen.schedule import Kernel, OpSchedule, schedule
+from kgen.view import kernels_view
+
+ROOT = Path(__file__).parent.parent
+
+
+def small_op(
+    forward: str,
+    backward: str = "none",
+    *,
+    inputs: Mapping[str, str] | None = None,
+    params: Mapping[str, str] | None = None,
+    outputs: Mapping[str, str] | None = None,
+    dtypes: Sequence[str] = (),
+) -> RowOp:
+    """The lowered op of some formulas; ``x`` is a matrix, and ``y`` the output unless told."""
+    lines = ["op: small_op", "summary: A small op.", "source: a test"]
+    lines += _section("inputs", {"x": "matrix", **(inputs or {})})
+    lines += _section("params", params or {})
+    lines += _section("outputs", outputs or {"y": "x"})
+    if dtypes:
+        lines.append(f"dtypes: [{', '.join(dtypes)}]")
+    lines += _block("forward", forward)
+    lines += ["backward: none"] if backward == "none" else _block("backward", backward)
+    lines += _block("reference", "return x")
+    return lower(load_text("\n".join(lines) + "\n", "specs/small_op.yaml"))
+
+
+def shipped(name: str) -> RowOp:
+    """A lowered spec of the repository: one that is shipped, or one of the zoo."""
+    path = ROOT / "specs" / f"{name}.yaml"
+    return lower(load(path if path.exists() else ROOT / "tests" / "zoo" / f"{name}.yaml"))
+
+
+def kernels_text(row_op: RowOp) -> str:
+    """The bodies of all kernels of an op, as they enter the templates."""
+    bodies = [kernel.body for kernel in kernels_view(schedule(row_op)).kernels]
+    return "\n".join(
+        "\n".join([body.top, *("\n".join([w.before, w.inside, w.after]) for w in body.walks)])
+        for body in bodies
+    )
+
+
+def kernel(plan: OpSchedule, suffix: str) -> Kernel:
+    """One kernel of an op."""
+    found = plan.kernel(suffix)
+    assert found is not None
+    return found
+
+
+def term_of(row_op: RowOp, name: str) -> Term:
+    """The right side of a forward definition."""
+    definition = row_op.forward.definition(name)
+    assert definition is not None
+    return definition.term
+
+
+def _section(key: str, entries: Mapping[str, str]) -> list[str]:
+    return [f"{key}:", *(f"  {name}: {value}" for name, value in entries.items())] * bool(entries)
+
+
+def _block(key: str, text: str) -> list[str]:
+    return [f"{key}: |", *(f"  {line.strip()}" for line in text.strip().split("\n"))]

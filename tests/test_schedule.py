@@ -1,0 +1,252 @@
+"""Schedules: how often each kernel walks a row, what merges, and what passes between kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kgen.ir import Role, verify
+from kgen.load import load
+from kgen.lower import RowOp, lower
+from kgen.schedule import (
+    FORWARD_TILES,
+    GROUP_TILES,
+    Form,
+    Kernel,
+    MergeKind,
+    OpSchedule,
+    live_matrices,
+    schedule,
+    tile_rule,
+)
+from kgen.spec import Kind
+from small_op import ROOT, kernel, shipped, small_op
+
+ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
+
+
+def forward_streaming(row_op: RowOp) -> Kernel:
+    return kernel(schedule(row_op), "forward_streaming")
+
+
+def walks(row_op: RowOp) -> int:
+    return len(forward_streaming(row_op).walks)
+
+
+def merges(row_op: RowOp) -> list[MergeKind]:
+    return [merge.kind for walk in forward_streaming(row_op).walks for merge in walk.merges]
+
+
+@pytest.mark.parametrize("path", ALL_SPECS, ids=lambda path: path.stem)
+def test_every_program_verifies(path: Path) -> None:
+    for each in schedule(lower(load(path))).kernels:
+        verify(each.program)
+
+
+@pytest.mark.parametrize("path", ALL_SPECS, ids=lambda path: path.stem)
+def test_every_walk_finds_what_it_uses(path: Path) -> None:
+    """Row values are ready before the walk, and the rest is worked out or loaded inside."""
+    for each in schedule(lower(load(path))).kernels:
+        known = {v.name for v in each.program.variables} | {d.name for d in each.before}
+        for walk in each.walks:
+            assert {r.name for r in walk.stores} <= known | {d.name for d in walk.definitions}
+            known |= {d.name for d in (*walk.reductions, *walk.after)}
+            known |= {d.name for m in walk.merges for d in (m.statistic, m.total)}
+        if each.form is Form.STREAMING:
+            assert {
+                d.name for d in each.program.definitions if d.type.kind is Kind.PER_ROW
+            } <= known
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "merged"),
+    [
+        ("rmsnorm", 2, []),
+        ("layernorm", 2, [MergeKind.MOMENTS]),
+        ("softmax", 2, [MergeKind.EXP_SUM]),
+        ("log_softmax", 2, [MergeKind.EXP_SUM]),
+        ("standardize", 2, [MergeKind.MOMENTS]),
+        ("standard_softmax", 3, [MergeKind.MOMENTS, MergeKind.EXP_SUM]),
+        ("dyt", 1, []),
+        ("row_totals", 1, []),
+    ],
+)
+def test_walks_of_a_forward(name: str, number: int, merged: list[MergeKind]) -> None:
+    row_op = shipped(name)
+    assert walks(row_op) == number
+    assert merges(row_op) == merged
+
+
+def test_each_dependent_reduction_takes_a_walk() -> None:
+    row_op = small_op("""
+        a = mean(x)
+        b = mean(abs(x - a))
+        c = max((x - a) / b)
+        y = (x - a) / b / c
+        """)
+    assert walks(row_op) == 4
+    names = [[r.name for r in w.reductions] for w in forward_streaming(row_op).walks]
+    assert names == [["a"], ["b"], ["c"], []]
+
+
+def test_independent_reductions_share_a_walk() -> None:
+    row_op = small_op("y = sum(x) + max(x) + min(x * x)", outputs={"y": "x"})
+    assert walks(row_op) == 1
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "m = max(x)\ny = x * sum(exp(x - m))",
+        "y = x * sum(exp(x - max(x)))",
+        "m = max(x)\ne = exp(x - m)\ny = e / sum(e)",
+        "z = x * 2\nm = max(z)\nd = z - m\ny = x * mean(exp(d))",
+    ],
+)
+def test_maximum_and_exponentials_merge(forward: str) -> None:
+    assert merges(small_op(forward)) == [MergeKind.EXP_SUM]
+    assert walks(small_op(forward)) == 2
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "mu = mean(x)\ny = x * mean((x - mu) ** 2)",
+        "mu = mean(x)\ny = x * sum((x - mu) * (x - mu))",
+        "c = x - mean(x)\ny = c * rsqrt(mean(c * c) + 1)",
+        "h = x + 1\nmu = mean(h)\ny = x * mean((h - mu) ** 2)",
+    ],
+)
+def test_mean_and_centred_squares_merge(forward: str) -> None:
+    assert merges(small_op(forward)) == [MergeKind.MOMENTS]
+    assert walks(small_op(forward)) == 2
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "m = max(x * 2)\ny = x * sum(exp(x - m))",
+        "m = min(x)\ny = x * sum(exp(x - m))",
+        "m = max(x)\ny = x * sum(exp(m - x))",
+        "m = max(x) + 1\ny = x * sum(exp(x - m))",
+        "m = max(x)\ny = x * max(exp(x - m))",
+        "m = max(x)\ny = x * sum(x * exp(x - m))",
+        "m = mean(x)\ny = x * sum(exp(x - m))",
+        "mu = max(x)\ny = x * mean((x - mu) ** 2)",
+        "mu = sum(x)\ny = x * mean((x - mu) ** 2)",
+        "mu = mean(x)\ny = x * mean((x - mu) ** 3)",
+        "mu = mean(x)\ny = x * mean((mu - x) ** 2)",
+        "mu = mean(x)\ny = x * mean((x - mu) * x)",
+        "mu = mean(x)\ny = x * mean((2 * x - mu) ** 2)",
+    ],
+)
+def test_look_alikes_do_not_merge(forward: str) -> None:
+    assert merges(small_op(forward)) == []
+    assert walks(small_op(forward)) == 3
+
+
+def test_a_statistic_merges_once() -> None:
+    row_op = small_op("m = max(x)\ny = x * sum(exp(x - m)) + mean(exp(x - m))")
+    assert merges(row_op) == [MergeKind.EXP_SUM]
+    assert walks(row_op) == 3
+
+
+# --- the split ----------------------------------------------------------------------------------
+
+
+def given(plan: OpSchedule) -> list[str]:
+    program = kernel(plan, "backward_split_columns").program
+    return [v.name for v in program.variables if v.role is Role.STATISTIC]
+
+
+def test_rmsnorm_splits_at_one_statistic() -> None:
+    plan = schedule(shipped("rmsnorm"))
+    assert plan.statistics == ("mean_g_xhat",)
+    assert given(plan) == ["mean_g_xhat"]
+    assert plan.column_sums == ("dweight",)
+
+
+def test_layernorm_splits_at_two() -> None:
+    plan = schedule(shipped("layernorm"))
+    assert plan.statistics == ("mean_g", "mean_g_xhat")
+    assert plan.column_sums == ("dweight", "dbias")
+    rows = kernel(plan, "backward_split_rows")
+    assert [r.name for r in rows.program.results] == ["mean_g", "mean_g_xhat"]
+    assert len(rows.walks) == 1
+
+
+def test_without_a_reduction_there_is_nothing_to_split() -> None:
+    plan = schedule(shipped("dyt"))
+    assert plan.statistics == ()
+    assert plan.kernel("backward_split_rows") is None
+    assert [k.form for k in plan.backward] == [Form.GROUPS, Form.SPLIT_COLUMNS]
+
+
+def test_row_gradients_come_from_the_first_kernel() -> None:
+    plan = schedule(shipped("gemma_rmsnorm"))
+    rows = kernel(plan, "backward_split_rows").program
+    columns = kernel(plan, "backward_split_columns").program
+    assert [r.name for r in rows.results] == ["dscale", "mean_g_xhat"]
+    assert [r.name for r in columns.results] == ["dx", "dweight"]
+
+
+def test_a_gradient_that_is_a_statistic_in_every_column() -> None:
+    plan = schedule(
+        small_op(
+            "t = sum(x)\ny = t * b + 0 * x",
+            "dx = sum(dy * b)\ndb = sum_rows(dy * t)",
+            inputs={"b": "per_column"},
+        )
+    )
+    assert plan.statistics == ("sum_dy_b",)
+    assert [r.name for r in kernel(plan, "backward_split_columns").program.results] == ["dx", "db"]
+
+
+def test_conditions_do_not_pass_between_kernels() -> None:
+    plan = schedule(
+        small_op(
+            "y = x * b",
+            "is_large = max(dy) > 1\ndx = where(is_large, dy * b, 0)\ndb = sum_rows(dy * x)",
+            inputs={"b": "per_column"},
+        )
+    )
+    assert plan.statistics == ("max_dy",)
+
+
+def test_a_row_value_that_is_stored_in_every_column_is_stored_in_a_walk() -> None:
+    plan = schedule(shipped("row_totals"))
+    (walk,) = kernel(plan, "backward_streaming").walks
+    assert [r.name for r in walk.stores] == ["dx"]
+
+
+def test_ops_without_column_sums_have_no_groups() -> None:
+    plan = schedule(shipped("softmax"))
+    assert [k.form for k in plan.kernels] == [Form.TILE, Form.STREAMING, Form.TILE, Form.STREAMING]
+    assert plan.column_sums == ()
+
+
+def test_inference_only() -> None:
+    plan = schedule(shipped("quant_rmsnorm"))
+    assert plan.backward == ()
+    assert [k.name for k in plan.kernels] == [
+        "quant_rmsnorm_forward_resident",
+        "quant_rmsnorm_forward_streaming",
+    ]
+
+
+# --- tiles --------------------------------------------------------------------------------------
+
+
+def test_tiles_get_shorter_with_more_matrices() -> None:
+    assert tile_rule(schedule(shipped("rmsnorm"))).forward == FORWARD_TILES
+    assert tile_rule(schedule(shipped("rmsnorm"))).backward == GROUP_TILES
+    plan = schedule(shipped("add_rmsnorm"))
+    assert live_matrices(plan.forward[0]) == 4
+    assert tile_rule(plan).forward == FORWARD_TILES[:-1]
+
+
+@pytest.mark.parametrize("path", ALL_SPECS, ids=lambda path: path.stem)
+def test_tiles_are_powers_of_two_without_gaps(path: Path) -> None:
+    rule = tile_rule(schedule(lower(load(path))))
+    for tiles in (rule.forward, rule.backward):
+        assert [tile.words for tile in tiles] == [64 << index for index in range(len(tiles))]
