@@ -31,17 +31,7 @@ NARROW = ((1, 1), (17, 1), (2, 3), (128, 33), (17, 65), (5, 127), (2, 128), (3, 
 WIDE = ((3, 256), (17, 257), (1, 511), (2, 513), (2, 768), (2, 1000), (1, 4097))
 OTHER = ((0, 257), (257,), (2, 3, 65), (2, 1, 3, 129))
 # On both sides of boundaries between schedules and chunks that are lowered to some 100 columns.
-AROUND = (
-    (128, 33),
-    (17, 65),
-    (2, 127),
-    (2, 128),
-    (3, 129),
-    (3, 256),
-    (2, 257),
-    (2, 513),
-    (2, 3, 65),
-)
+AROUND = ((128, 33), (17, 65), (2, 127), (2, 128), (3, 129), (3, 256), (2, 257), (2, 513))
 
 PATHS = ("shipped", "lowered")
 RUNS = [(shape, "shipped") for shape in NARROW + WIDE + OTHER]

@@ -16,6 +16,7 @@ kernels are interpreted. What it changes in ``triton.runtime.interpreter``:
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -138,9 +139,12 @@ def _repair_reduce(interpreter: Any) -> None:
 
     slow = interpreter.ReduceOps.apply_impl
     known = {"nan_maximum": numpy.max, "nan_minimum": numpy.min}
+    source = functools.cache(inspect.getsource)
 
     def apply_impl(self: Any, values: Any) -> Any:
         reduce = known.get(getattr(self.combine_fn, "__name__", ""))
+        if reduce and "PropagateNan.ALL" not in source(self.combine_fn.fn):
+            reduce = None  # it does not do what its name says
         return self.min_max(values[0], val_reduce_op=reduce) if reduce else slow(self, values)
 
     interpreter.ReduceOps.apply_impl = apply_impl
