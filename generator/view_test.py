@@ -23,6 +23,10 @@ class TestView:
     tolerances: tuple[str, ...]
     facts: tuple[str, ...]
     dtypes: str
+    special_dtypes: str
+    narrow_dtypes: str
+    bits_dtypes: str
+    whole_numbers: bool
     cases: tuple[str, ...]
     given: str
     several: str
@@ -49,11 +53,15 @@ def test_view(spec: Spec) -> TestView:
         tolerances=tuple(_tolerances(spec)),
         facts=tuple(_facts(spec)),
         dtypes=_tuple(_quote(dtype) for dtype in spec.dtypes),
+        special_dtypes=_some_dtypes(spec, "float16", "float32"),
+        narrow_dtypes=_some_dtypes(spec, "float16", "bfloat16"),
+        whole_numbers="float32" in spec.dtypes,
+        bits_dtypes=_some_dtypes(spec, "bfloat16", "float32"),
         cases=tuple(_case(case) for case in spec.cases),
         given=f"((), {_tuple(map(_quote, optional))})" if optional else "((),)",
         several=_tuple(_quote(output.name) for output in spec.outputs) if several else "",
         gradients=bool(gradients),
-        gradcheck=any(output.dtype in names for output in spec.outputs),
+        gradcheck="float64" in spec.dtypes and any(o.dtype in names for o in spec.outputs),
         optional=bool(optional),
         mixed=len(floats) > 1,
         column_sums=any(entry.kind is Kind.PER_COLUMN for entry in gradients),
@@ -67,6 +75,12 @@ def _gradients(spec: Spec) -> list[Input]:
     if spec.backward == "none":
         return []
     return [entry for entry in spec.inputs if entry.grad and entry.element is Element.FLOAT]
+
+
+def _some_dtypes(spec: Spec, *wanted: str) -> str:
+    """Those dtypes, as far as the op takes them; else the first that it takes."""
+    taken = [dtype for dtype in wanted if dtype in spec.dtypes] or spec.dtypes[:1]
+    return _tuple(_quote(dtype) for dtype in taken)
 
 
 def _input(entry: Input) -> str:
@@ -103,6 +117,10 @@ def _tolerances(spec: Spec) -> Iterator[str]:
 
 def _facts(spec: Spec) -> Iterator[str]:
     """The keyword arguments of ``testing.Op`` that differ from their defaults."""
+    if spec.dtypes != FLOAT_DTYPES:
+        yield f"dtypes={_tuple(_quote(dtype) for dtype in spec.dtypes)}"
+    if any("row" in _names(line.value) for line in spec.forward):
+        yield "positional=True"
     if not _gradients(spec):
         yield "differentiable=False"
     elif _reuses_outputs(spec):

@@ -118,6 +118,8 @@ def record(op: ModuleType, spec: Spec, target: str) -> None:
     vars(op)["INTERPRETED"] = True
     vars(op)["_shared_memory"] = lambda device: SHARED[target] - 32768
     for dtype, n_columns, with_optional in CASES:
+        if str(dtype).removeprefix("torch.") not in spec.dtypes:
+            continue
         context.update(dtype=str(dtype), n_columns=n_columns, optional=with_optional)
         _run(op, spec, dtype, n_columns, with_optional)
 

@@ -62,15 +62,15 @@ def check_gradients(
         with paths.on_path(op, path):
             got = backward(op, call)
             expect_schedules(report, call, got, ("forward", "backward"))
+        expect_dtypes(report, call, got)
         if op.reuses_outputs and dtypes:
             got = _as_coarse(op, call, got)
         report.results(got, reference(op, call, like=got))
-        expect_dtypes(report, call, got)
 
 
 def check_optional(op: Op, given: tuple[str, ...], path: str) -> None:
     """Outputs and gradients with only these of the optional inputs."""
-    for dtype in ("float32", "float64"):
+    for dtype in dict.fromkeys((op.usual, op.dtypes[-1])):
         call = arguments(op, LONG, dtype, given=given)
         case = f"given {given or 'none'}, {dtype} {path}"
         with Report(op, LONG, case) as report, paths.on_path(op, path):
@@ -83,7 +83,7 @@ def check_optional(op: Op, given: tuple[str, ...], path: str) -> None:
 
 def check_mixed(op: Op, dtypes: Mapping[str, str], path: str) -> None:
     """Inputs of different dtypes: arithmetic in the widest, each result in its own."""
-    for dtype in ("bfloat16", "float16"):
+    for dtype in op.dtypes[:2]:
         if op.gradients:
             check_gradients(op, LONG, dtype, path, dtypes=dtypes)
         else:
@@ -143,7 +143,7 @@ def check_special(op: Op, special: str, dtype: str, path: str) -> None:
 
 def check_one_output(op: Op, output: str, path: str) -> None:
     """The gradient of one output alone, the others taking no part."""
-    call = arguments(op, LONG, "float32")
+    call = arguments(op, LONG, op.usual)
     with Report(op, LONG, f"gradient of {output} alone, {path}") as report:
         with paths.on_path(op, path):
             above = upstream(op, forward(op, call).outputs)

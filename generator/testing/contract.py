@@ -30,7 +30,7 @@ class Refusal:
 
     def call(self, op: Op) -> Any:
         """Call the op with the wrong argument among right ones."""
-        right = arguments(op, self.shape, "float32", vary=False)
+        right = arguments(op, self.shape, op.usual, vary=False)
         keywords: dict[str, Any] = dict(right.params)
         tensors: dict[str, Any] = dict(right.tensors)
         (tensors if self.argument in tensors else keywords)[self.argument] = self.value
@@ -106,6 +106,6 @@ def _of_param(param: Param) -> Iterator[Refusal]:
 
 
 def _right(op: Op, entry: Input, shape: Shape = SHAPE) -> torch.Tensor:
-    tensor = arguments(op, shape, "float32", vary=False).tensors[entry.name]
+    tensor = arguments(op, shape, op.usual, vary=False).tensors[entry.name]
     assert tensor is not None
     return tensor

@@ -103,7 +103,8 @@ class Op:
     """An op as its tests see it. ``module`` is the generated ``op.py``.
 
     ``differentiable`` is false for inference-only ops, and ``reuses_outputs`` tells that backward
-    starts from a stored output, which has been rounded to its dtype.
+    starts from a stored output, which has been rounded to its dtype. The values of an op that is
+    ``positional`` depend on where in the matrix a row stands.
     """
 
     name: str
@@ -112,6 +113,8 @@ class Op:
     outputs: tuple[Output, ...]
     tolerances: Mapping[str, Tolerance]
     params: tuple[Param, ...] = ()
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")
+    positional: bool = False
     differentiable: bool = True
     reuses_outputs: bool = False
     function: Callable[..., Any] = field(init=False)
@@ -133,6 +136,11 @@ class Op:
     def device(self) -> str:
         """Where the tests' tensors live."""
         return "cpu" if self.interpreted else "cuda"
+
+    @property
+    def usual(self) -> str:
+        """The dtype of checks that are not about dtypes: float32 if the op takes it."""
+        return "float32" if "float32" in self.dtypes else self.dtypes[-1]
 
     @property
     def matrix(self) -> Input:

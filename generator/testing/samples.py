@@ -101,7 +101,8 @@ def subsets(names: Collection[str], smallest: int = 0) -> list[tuple[str, ...]]:
 def mixtures(op: Op) -> list[dict[str, str]]:
     """Inputs whose dtype differs from the first matrix's, one way to mix a dict."""
     others = [i.name for i in op.inputs if i.element == "float" and i.name != op.matrix.name]
-    return [dict.fromkeys(others, dtype) for dtype in ("float32", "float64")] if others else []
+    wider = [dtype for dtype in op.dtypes if dtype in ("float32", "float64")]
+    return [dict.fromkeys(others, dtype) for dtype in wider] if others else []
 
 
 def shape_of(entry: Input, shape: Shape) -> Shape:
