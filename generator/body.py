@@ -48,7 +48,7 @@ def kernel_body(spec: Spec, kernel: Kernel, several: bool) -> Body:
     """The text of one kernel below its index arithmetic; ``several``: of the op's gradients."""
     padding = choose_padding(kernel.program)
     emitter = Emitter(spec, padding)
-    writer = _Writer(spec, kernel.program, emitter, padding, several)
+    writer = _Writer(spec, kernel.program, emitter, padding, several, kernel.may_lack)
     if kernel.form is Form.TILE:
         return _tile(writer, emitter)
     if kernel.form is Form.STREAMING:
@@ -131,6 +131,7 @@ class _Writer:
     emitter: Emitter
     padding: Padding
     several: bool
+    may_lack: tuple[str, ...]
     lines: list[str] = field(default_factory=list)
     loaded: set[str] = field(default_factory=set)
     filled: set[str] = field(default_factory=set)
@@ -209,7 +210,7 @@ class _Writer:
         self.loaded.add(variable.name)
         self.open_guard = None
         load = f"{variable.name} = {self._load_text(variable)}"
-        if variable.absent is None and not self._may_lack(variable):
+        if variable.absent is None and variable.name not in self.may_lack:
             self.line(load)
             return
         self.line(f"if {variable.name}_ptr is not None:")
@@ -218,12 +219,6 @@ class _Writer:
             fill = f"tl.full({shape(variable.type.kind)}, {_fill(variable)})"
             self.line("else:")
             self.line(f"    {variable.name} = {fill}")
-
-    def _may_lack(self, variable: Variable) -> bool:
-        """Whether a statistic serves one gradient alone, and is not there when that is not."""
-        gradients = [r for r in self.program.results if r.role is Role.GRADIENT]
-        owners = self.owners.get(variable.name, set())
-        return variable.role is Role.STATISTIC and len(owners) == 1 and len(gradients) > 1
 
     def _load_text(self, variable: Variable) -> str:
         name, kind = variable.name, variable.type.kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kgen.errors import Problems
 from kgen.lower import lower
 from kgen.render import render
 from kgen.schedule import schedule
@@ -16,8 +17,11 @@ from kgen.view_test import test_view
 def render_all(specs: Sequence[Spec]) -> dict[str, str]:
     """Relative path -> text of every file that the specs make; raises ``KgenError``."""
     files: dict[str, str] = {}
+    problems = Problems()
     for spec in specs:
-        files.update(render_op(spec))
+        with problems.collecting():
+            files.update(render_op(spec))
+    problems.raise_if_any()
     return files
 
 

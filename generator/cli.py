@@ -27,7 +27,7 @@ SPECS = Path("specs")
 GENERATED = Path("generated")
 SCHEMA = Path("specs/schema.json")
 
-FINDING, FAULT = 1, 2
+FINDING, FAULT, INTERRUPTED = 1, 2, 130
 """Exit codes: something to mend in the output folder; a bad spec, bad usage or a system error."""
 
 
@@ -46,6 +46,9 @@ class _Commands(click.Group):
             _fail(f"error: {_describe(error)}")
         except RecursionError:
             _fail("error: a spec is nested too deeply")
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("stopped: files are written whole or not at all", err=True)
+            _exit(INTERRUPTED)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -210,9 +213,13 @@ def new(name: str, origin: str, path: Path | None) -> None:
       kgen new mynorm --from rmsnorm
       kgen new mynorm --from specs/layernorm.yaml --out ops/mynorm.yaml
     """
+    from kgen.spec import op_problem
+
     _require_name(name)
     source = _origin(origin)
     (spec,) = _load_all([source])
+    if message := op_problem(name):
+        raise KgenError(f"'{name}' is no name for an op: {message}")
     text = _renamed(source.read_bytes().decode("utf-8"), spec.op, name)
     target = path or SPECS / f"{name}.yaml"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -475,7 +482,8 @@ def _origin(origin: str) -> Path:
 
 
 def _renamed(text: str, old: str, name: str) -> str:
-    """The text of a spec with another op's name, and a summary that asks to be written."""
+    """The text with another op's name, a summary that asks to be written, and no class name."""
+    text = re.sub(r"^module:.*\n\n?", "", text, count=1, flags=re.MULTILINE)
     text, renamed = re.subn(
         rf"^(op:[ \t]*)(['\"]?){re.escape(old)}\2(?=\s|$)",
         lambda match: f"{match[1]}{name}",

@@ -143,5 +143,6 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def _place(problem: Problem) -> tuple[int, int]:
-    return (problem.at.line, problem.at.column) if problem.at else (0, 0)
+def _place(problem: Problem) -> tuple[str, int, int]:
+    at = problem.at
+    return (at.source.path, at.line, at.column) if at else ("", 0, 0)

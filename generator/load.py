@@ -48,17 +48,17 @@ Backward = tuple[Assignment, ...] | Literal["none", "derive"]
 
 def load(path: Path) -> Spec:
     """The spec in a file; raises ``KgenError`` with all that is wrong with it."""
-    return load_text(_read(path), shown_path(path))
+    return load_text(_read(path), shown_path(path), path.as_posix())
 
 
-def load_text(text: str, path: str) -> Spec:
-    """The spec in a text that messages and headers call ``path``."""
+def load_text(text: str, path: str, typed: str | None = None) -> Spec:
+    """The spec in a text that headers call ``path``; messages call it as the user has typed it."""
     if any(char in '"\\' or not char.isprintable() for char in path):
         raise KgenError(f"the path {quote(path)} has characters that no header can hold: rename it")
-    source = Source(path, tree.clean(text))
+    source = Source(typed or path, tree.clean(text))
     problems = Problems()
     root = tree.parse_tree(source, problems)
-    spec = _Loader(source, problems).spec(root)
+    spec = _Loader(source, path, problems).spec(root)
     problems.raise_if_any()
     assert spec is not None, "a spec without problems is complete"
     return spec
@@ -104,8 +104,9 @@ def _read(path: Path) -> str:
 class _Loader:
     """Reads the sections of one spec and keeps going after a problem."""
 
-    def __init__(self, source: Source, problems: Problems) -> None:
+    def __init__(self, source: Source, path: str, problems: Problems) -> None:
         self._source = source
+        self._path = path
         self._problems = problems
         self._fields = Fields(problems)
         self._sure = True
@@ -137,7 +138,7 @@ class _Loader:
             op=op,
             summary=summary,
             source=source,
-            path=self._source.path,
+            path=self._path,
             at=found["op"].value.at,
             inputs=inputs,
             params=params,

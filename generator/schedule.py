@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kgen.ir import (
@@ -65,13 +65,17 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One ``@triton.jit`` function. ``walks`` and ``before`` are for ``STREAMING`` alone."""
+    """One ``@triton.jit`` function. ``walks`` and ``before`` are for ``STREAMING`` alone.
+
+    ``may_lack`` names the statistics that are not there when nobody wants what they serve.
+    """
 
     name: str
     form: Form
     program: Program
     before: tuple[Define, ...] = ()
     walks: tuple[Walk, ...] = ()
+    may_lack: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +125,11 @@ def schedule(row_op: RowOp) -> OpSchedule:
     if not rows.results:
         return OpSchedule(row_op, forward, (resident, split_columns), (), sums)
     split_rows = streaming(f"{op}_backward_split_rows", rows)
+    gradient = _only_served(rows, columns, statistics)
+    if gradient is not None:
+        split_columns = replace(split_columns, may_lack=statistics)
     backward = (resident, split_rows, split_columns)
-    return OpSchedule(
-        row_op, forward, backward, statistics, sums, _only_served(rows, columns, statistics)
-    )
+    return OpSchedule(row_op, forward, backward, statistics, sums, gradient)
 
 
 def served(program: Program) -> dict[str, set[str]]:

@@ -590,7 +590,6 @@ class _Wrapper:
             "ROWS=1,",
             "BLOCK=STREAMING_BLOCK,",
             f"num_warps={tile.warps},",
-            "enable_fp_fusion=_may_fuse(n_columns),",
             ")",
         ]
         lines = [*allocations, *launch]

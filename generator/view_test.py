@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def test_view(spec: Spec) -> TestView:
     several = gradients and len(spec.outputs) > 1
     return TestView(
         op=spec.op,
-        path=spec.path,
+        path=shlex.quote(spec.path),
         inputs=tuple(_input(entry) for entry in spec.inputs),
         params=tuple(_param(param) for param in spec.params),
         outputs=tuple(_output(output) for output in spec.outputs),

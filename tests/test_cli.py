@@ -320,7 +320,8 @@ class TestNew:
             "op: mynorm",
             "summary: Describe mynorm here, it started as a copy of rmsnorm.",
         ]
-        assert after[2:] == before[2:]
+        place = before.index("module: RMSNorm")
+        assert after[2:] == before[2:place] + before[place + 2 :]
         assert kgen("build", "specs/mynorm.yaml").exit_code == 0
 
     @pytest.mark.parametrize("origin", ["layernorm", str(ROOT / "specs/layernorm.yaml")])
@@ -558,3 +559,28 @@ def test_names_the_terminal_cannot_show(project: Path) -> None:
     done = run(project, "build", "specs/λ.yaml", PYTHONIOENCODING="latin-1")
     assert done.returncode == 2
     assert "there is no spec 'specs/\\u03bb.yaml'" in done.stderr
+
+
+class TestMessages:
+    def test_names_a_spec_as_it_was_typed(self, project: Path) -> None:
+        outside = project.parent / "elsewhere"
+        outside.mkdir()
+        bad = Path("specs/rmsnorm.yaml").read_text().replace("* weight", "* wieght")
+        (outside / "bad.yaml").write_text(bad)
+        result = kgen("build", "../elsewhere/bad.yaml")
+        assert result.exit_code == 2
+        assert result.stderr.startswith("../elsewhere/bad.yaml:")
+
+    def test_a_reserved_name_is_refused_before_a_file_is_written(self, project: Path) -> None:
+        result = kgen("new", "torch", "--from", "softmax")
+        assert result.exit_code == 2
+        assert not Path("specs/torch.yaml").exists()
+
+    def test_an_interrupt_is_no_finding(
+        self, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("kgen.cli._plan", interrupted)
+        assert kgen("build").exit_code == 130

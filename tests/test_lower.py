@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kgen.build import render_all
+from kgen.errors import KgenError
 from kgen.ir import Define, Literal, Op, Program, Ref, Result, Role, Type, Variable, verify, walk
-from kgen.load import load
+from kgen.load import load, load_text
 from kgen.lower import RowOp, lower
 from kgen.spec import Element, Kind
 from small_op import ROOT, shipped, small_op, term_of
@@ -331,3 +333,15 @@ def wrong_term(change: str) -> Op:
 def test_verify_catches(change: str, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         verify(broken(change))
+
+
+def test_the_wrong_kinds_of_all_specs_are_shown_at_once() -> None:
+    text = (ROOT / "specs" / "softmax.yaml").read_text(encoding="utf-8")
+    wrong = text.replace("sum(e)", "sum(sum(e))")
+    specs = [load_text(wrong, "specs/one.yaml"), load_text(wrong, "specs/two.yaml")]
+    with pytest.raises(KgenError) as caught:
+        render_all(specs)
+    assert [problem.at.source.path for problem in caught.value.problems if problem.at] == [
+        "specs/one.yaml",
+        "specs/two.yaml",
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from kgen.ir import Op, Program
+from kgen.ir import Op, Program, is_reduction, walk
 from kgen.lower import RowOp
 from kgen.padding import choose_padding
 from kgen.schedule import schedule
@@ -188,3 +188,15 @@ def test_the_column_kernel_of_a_split_masks_rows_alone() -> None:
     program = kernel(plan, "backward_split_columns").program
     assert not any(isinstance(d.term, Op) and d.term.op == "mean" for d in program.definitions)
     assert ROWS not in kernels_text(shipped("gemma_rmsnorm"))
+
+
+def test_an_exponential_of_padding_may_overflow() -> None:
+    """exp(0 - lse) is infinite for rows far below 0, and 0 * inf is NaN: the sum needs a mask."""
+    op = small_op(
+        forward="m = max(x)\nlse = m + log(sum(exp(x - m)))\ny = x - lse",
+        backward="p = exp(x - lse)\ndx = p * (dy - sum(dy * p))",
+    )
+    assert op.backward is not None
+    (reduced,) = [t for d in op.backward.definitions for t in walk(d.term) if is_reduction(t)]
+    assert isinstance(reduced, Op)
+    assert not choose_padding(op.backward).is_neutral("sum", reduced.arguments[0])

@@ -9,6 +9,7 @@ from . import op
 OP = testing.Op(
     name="layernorm",
     module=op,
+    spec="specs/layernorm.yaml",
     inputs=(
         testing.Input("x", "matrix"),
         testing.Input("weight", "per_column", absent=1.0),

@@ -9,6 +9,7 @@ from . import op
 OP = testing.Op(
     name="rmsnorm",
     module=op,
+    spec="specs/rmsnorm.yaml",
     inputs=(
         testing.Input("x", "matrix"),
         testing.Input("weight", "per_column", absent=1.0),

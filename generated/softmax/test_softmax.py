@@ -9,6 +9,7 @@ from . import op
 OP = testing.Op(
     name="softmax",
     module=op,
+    spec="specs/softmax.yaml",
     inputs=(testing.Input("x", "matrix"),),
     outputs=(testing.Output("y", dtype="x"),),
     tolerances={

@@ -100,7 +100,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Op:
-    """An op as its tests see it. ``module`` is the generated ``op.py``.
+    """An op as its tests see it. ``module`` is the generated ``op.py``, ``spec`` its source.
 
     ``differentiable`` is false for inference-only ops, and ``reuses_outputs`` tells that backward
     starts from a stored output, which has been rounded to its dtype. The values of an op that is
@@ -113,6 +113,7 @@ class Op:
     outputs: tuple[Output, ...]
     tolerances: Mapping[str, Tolerance]
     params: tuple[Param, ...] = ()
+    spec: str = ""
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")
     positional: bool = False
     differentiable: bool = True

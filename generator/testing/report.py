@@ -47,8 +47,17 @@ class Report:
         lines = [f"{self.op.name}, {self.case}:", *self.wrong]
         if self.right:
             lines.append(f"right: {', '.join(self.right)}")
-        hints = list(dict.fromkeys([*self.hints, *self._advice()]))
+        hints = list(dict.fromkeys([*self.hints, *self._advice(), *self._origin()]))
         return "\n".join([*lines, *(f"look at: {hint}" for hint in hints)])
+
+    def _origin(self) -> list[str]:
+        """The lines of the spec that a user can be wrong about."""
+        if not self.failed or not self.op.spec:
+            return []
+        names = " and ".join(f"'{name} = ...'" for name in sorted(self.failed))
+        return [
+            f"{self.op.spec}: {names}, and the reference; likely if every shape and dtype fails"
+        ]
 
     def expect(self, condition: object, message: str) -> None:
         """Record the message unless the condition holds."""
@@ -81,6 +90,8 @@ class Report:
         self._wrong(name, found)
         if got.shape == expected.shape:
             self.hints += observations(self, got, expected)
+        else:
+            self.hints.append(f"the kernels give {tuple(got.shape)}: does the reference?")
 
     def same(self, name: str, got: torch.Tensor | None, expected: torch.Tensor | None) -> None:
         """Demand the same bits."""
@@ -111,8 +122,8 @@ class Report:
         advice = []
         if failed and self.shape[-1] & (self.shape[-1] - 1):
             advice.append(
-                f"N = {self.shape[-1]} is no power of two: if powers of two pass, a division by "
-                "the block, a mask or an address"
+                f"N = {self.shape[-1]} is no power of two: only if powers of two pass, a division "
+                "by the block, a mask or an address"
             )
         if failed and failed <= columns and outputs <= right:
             advice.append(
@@ -180,6 +191,8 @@ def observations(report: Report, got: torch.Tensor, expected: torch.Tensor) -> l
     got, expected = got.detach().double().cpu(), expected.detach().double().cpu()
     if not got.numel() or not (got.isfinite().all() and expected.isfinite().all()):
         return []
+    if not (expected.abs() > 1e-6).any():
+        return []
     factor = float((got * expected).sum() / (expected * expected).sum().clamp(min=1e-300))
     off = (got - expected).abs() > 1e-4 + 2e-2 * expected.abs()
     if not ((got - factor * expected).abs() > 1e-4 + 1e-2 * got.abs()).any():
@@ -216,7 +229,7 @@ def _where(off: torch.Tensor) -> list[str]:
         return ["only the first row is right: a row stride, of this tensor or of another"]
     if not columns[0] and not rows.logical_not().any():
         return [f"columns from {_first(columns)} on are wrong: a mask, or a later chunk"]
-    if rows.logical_not().any():
+    if rows.logical_not().any() and not rows[0]:
         return [f"rows from {_first(rows)} on are wrong: the grid, or a mask of rows"]
     return []
 
