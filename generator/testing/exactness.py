@@ -78,9 +78,11 @@ def check_bits(op: Op, dtype: str, path: str) -> None:
         for chosen in (order, order[:5], order[:1]):
             some = both(op, call.rows(op, chosen), _rows(first.upstream, chosen))
             _expect_rows(report, first, some, chosen)
+        # Without gradients another kernel is compiled, whose last bits may be others.
+        inference = forward(op, call)
         for row in range(17):
             chosen = torch.tensor([row])
-            _expect_rows(report, first, forward(op, call.rows(op, chosen)), chosen)
+            _expect_rows(report, inference, forward(op, call.rows(op, chosen)), chosen)
 
 
 def check_wanted(op: Op, wanted: tuple[str, ...], path: str) -> None:
@@ -200,7 +202,7 @@ def _expect_rounded(report: Report, name: str, got: torch.Tensor, exact: torch.T
         return
     rounded = exact.to(got.dtype)
     step = torch.finfo(got.dtype).eps * rounded.abs().double()
-    differs = got != rounded
+    differs = got.double() != rounded.double()
     near = (got.double() - rounded.double()).abs() <= step + torch.finfo(got.dtype).tiny
     report.expect(near.all(), f"{name}: {int((~near).sum())} elements off by more than a step")
     share = differs.double().mean().item()
