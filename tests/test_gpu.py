@@ -120,3 +120,22 @@ def test_the_host_never_waits(op: ModuleType) -> None:
         run(op, 32, 512)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_another_device_than_the_current_one(op: ModuleType) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    assert torch.cuda.current_device() == 0
+    name = name_of(op)
+    x = torch.randn(64, 1024, device="cuda:1", dtype=torch.bfloat16)
+    weights = [torch.randn(1024, device="cuda:1", dtype=x.dtype) for _ in range(OPS[name])]
+    dy = torch.randn_like(x)
+    results = []
+    for device in ("cuda:1", "cuda:0"):
+        leaves = [tensor.to(device).requires_grad_() for tensor in (x, *weights)]
+        y = getattr(op, name)(*leaves)
+        results.append([y, *torch.autograd.grad(y, leaves, dy.to(device))])
+        assert all(tensor.device == torch.device(device) for tensor in results[-1])
+    for far, near in zip(*results, strict=True):
+        assert torch.equal(far.cpu(), near.cpu())
+    assert torch.cuda.current_device() == 0
