@@ -201,7 +201,7 @@ def _expect_rounded(report: Report, name: str, got: torch.Tensor, exact: torch.T
         report.same(name, got, exact.to(got.dtype))
         return
     rounded = exact.to(got.dtype)
-    step = torch.finfo(got.dtype).eps * rounded.abs().double()
+    step = torch.finfo(got.dtype).eps * rounded.double().abs()
     differs = got.double() != rounded.double()
     near = (got.double() - rounded.double()).abs() <= step + torch.finfo(got.dtype).tiny
     report.expect(near.all(), f"{name}: {int((~near).sum())} elements off by more than a step")
