@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kgen.constants import evaluate
 from kgen.errors import KgenError, Problem, Problems, Span
-from kgen.expr import Apply, Assignment, Expr, Name, Number
+from kgen.expr import OPERATORS, Apply, Assignment, Expr, Name, Number
 from kgen.ir import (
     BUILTINS,
     REDUCTIONS,
@@ -405,7 +405,7 @@ class _Scope:
     def _number(self, term: Term, function: str) -> Term:
         if term.type.element is Element.BOOL:
             raise _error(
-                f"'{_SYMBOLS.get(function, function)}' takes numbers, and {_called(term)} is bool: "
+                f"'{OPERATORS.get(function, function)}' takes numbers, and {_called(term)} is bool: "
                 "where(condition, 1, 0) makes a number of it",
                 term.at,
             )
@@ -416,22 +416,6 @@ _SPREAD = {
     Kind.PER_ROW: "one value a row",
     Kind.PER_COLUMN: "one value a column",
     Kind.SCALAR: "one value",
-}
-_SYMBOLS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "floordiv": "//",
-    "mod": "%",
-    "pow": "**",
-    "neg": "-",
-    "less": "<",
-    "less_equal": "<=",
-    "greater": ">",
-    "greater_equal": ">=",
-    "equal": "==",
-    "not_equal": "!=",
 }
 
 
