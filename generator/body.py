@@ -191,8 +191,11 @@ class _Writer:
     def load_all(self, *kinds: Kind) -> None:
         """Load every variable of some kinds."""
         self.gap()
+        used = {name for d in self.program.definitions for name in names_in(d.term)}
+        used |= {result.name for result in self.program.results}
         for variable in self.program.variables:
-            if variable.role is not Role.PARAM and variable.type.kind in kinds:
+            is_read = variable.role is not Role.PARAM and variable.name in used
+            if is_read and variable.type.kind in kinds:
                 self._load(variable)
 
     def load_for(self, walk_: Walk) -> None:
@@ -252,7 +255,8 @@ class _Writer:
     def row_statement(self, definition: Define) -> None:
         """A formula line between the walks; only a walk can store a whole row."""
         stores = [r for r in self.program.results if r.kind is not Kind.MATRIX]
-        self._statement(definition, stores, self._guard(definition))
+        is_stored = any(r.name == definition.name for r in stores)
+        self._statement(definition, stores, self._guard(definition) if is_stored else None)
 
     def store_row_values(self, walk_: Walk) -> None:
         """What a walk stores in all columns alike."""
@@ -274,7 +278,10 @@ class _Writer:
             self._column_sum(definition)
             return
         self._load_columns(names_in(definition.term))
+        before = set(self.loaded)
         code = self._code(definition)
+        if guard is not None:
+            self.loaded = before  # what is loaded behind a guard is not there for others
         spaced = len(code) > 1 or bool(made) or guard is not None
         # The spec's line stands above what it became, unless that is the same.
         if definition.text and code != [definition.text]:
@@ -296,7 +303,7 @@ class _Writer:
         peeled = self._peeled(definition)
         name = definition.name
         if peeled is None or not peeled.steps:
-            return [f"{name} = {self.emitter.text(definition.term)}"]
+            return [f"{name} = {self.emitter.start(definition.term, definition.type)}"]
         lines = [f"{name} = {self.emitter.start(peeled.base, definition.type)}"]
         for step in peeled.steps:
             template = Op(
@@ -342,6 +349,10 @@ class _Writer:
         pointer = f"{result.tensor}_ptr"
         dtypes = {o.name: o.dtype for o in self.spec.outputs if result.role is Role.OUTPUT}
         value = result.name + through_float32(dtypes.get(result.name, ""))
+        definition = self.program.definition(result.name)
+        is_int = definition is not None and definition.type.element is Element.INT
+        if is_int and not self._holds_ints(dtypes.get(result.name, "")):
+            value = f"{result.name}.to(COMPUTE)"
         if result.kind is Kind.PER_ROW:
             store = f"tl.store({pointer} + row, {value}, mask=in_rows)"
         else:
@@ -349,6 +360,10 @@ class _Writer:
         if self._is_optional(result) and guard != pointer:
             return [f"if {pointer} is not None:", f"    {store}"]
         return [store]
+
+    def _holds_ints(self, dtype: str) -> bool:
+        inputs = {i.name: i.element for i in self.spec.inputs}
+        return dtype.startswith("int") or inputs.get(dtype) is Element.INT
 
     def _column_sum(self, definition: Define) -> None:
         assert isinstance(definition.term, Op)

@@ -240,6 +240,8 @@ def _check_shape(module: ast.Module, at: Span, problems: Problems) -> None:
         message = "the reference nests too deeply: split it over several lines"
     elif any(isinstance(node, _GENERATORS) for node in ast.walk(module)):
         message = "the reference is a plain function: yield and await are not taken"
+    elif any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in ast.walk(module)):
+        message = "the reference is a plain function: global and nonlocal are not taken"
     elif not any(isinstance(node, ast.Return) for node in ast.walk(module)):
         message = "the reference returns nothing: end it with 'return ...'"
     if message:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kgen.ir import REDUCTIONS, Literal, Op, Ref, Term, Type, walk
+from kgen.ir import BUILTINS, REDUCTIONS, Literal, Op, Ref, Term, Type, walk
 from kgen.padding import NEUTRAL, Padding
 from kgen.spec import Element, Kind, Spec
 
@@ -84,10 +84,17 @@ class Emitter:
     def masked(self, op: str, operand: Term) -> str:
         """What a reduction takes: neutral in padding lanes, by a mask only where it must be."""
         text = self.text(operand)
-        if self.padding.is_neutral(op, operand):
+        if self.padding.is_neutral(op, operand) and not self._is_chosen(operand):
             return text
         mask = "in_rows" if op == "sum_rows" else "in_columns"
         return f"tl.where({mask}, {text}, {number(NEUTRAL[op])})"
+
+    def _is_chosen(self, term: Term) -> bool:
+        """Whether a bool param decides what a term is: perhaps a number, with no lanes to add."""
+        return any(
+            isinstance(part, Op) and part.op == "where" and self._at_compile_time(part.arguments[0])
+            for part in walk(term)
+        )
 
     def use(self, helper: str) -> str:
         """The name of a helper function, which the file will then contain."""
@@ -112,6 +119,8 @@ class Emitter:
         if term.op in _BINARY:
             symbol, level = _BINARY[term.op]
             left, right = term.arguments
+            if term.op == "mul" and term.type.element is Element.INT and not _is_small(term):
+                return f"{self._wide(left)} * {self._text(right, level + 1)}", level
             # Comparisons do not chain, and bind looser than & and | in Python.
             left_level = level + 1 if level == _COMPARED else level
             return f"{self._text(left, left_level)} {symbol} {self._text(right, level + 1)}", level
@@ -121,6 +130,10 @@ class Emitter:
             return f"{function}({self._operand(term.arguments[0])})", _ATOM
         special: Callable[[Op], tuple[str, int]] = getattr(self, f"_{term.op}")
         return special(term)
+
+    def _wide(self, term: Term) -> str:
+        """A whole number in 64 bits: a product of columns has no room in 32."""
+        return f"tl.cast({self.text(term)}, tl.int64)"
 
     def _name(self, ref: Ref) -> str:
         if ref.name == "N":
@@ -134,19 +147,20 @@ class Emitter:
         is_exact = isinstance(term, Literal) and _is_float32(term.value)
         return self.text(term) if is_exact else self._tensor(term)
 
-    def _tensor(self, term: Term, outer: int = _TERNARY) -> str:
-        """A term as a tensor, even where it would be a number of Python's."""
+    def _tensor(self, term: Term, outer: int = _TERNARY, type_: Type | None = None) -> str:
+        """A term as a tensor, of some type, even where it would be a number of Python's."""
         if not self._is_number(term):
             return self._text(term, outer)
-        return f"tl.full((1, 1), {self.text(term)}, {_dtype(term.type)})"
+        return f"tl.full((1, 1), {self.text(term)}, {_dtype(type_ or term.type)})"
 
     def _is_number(self, term: Term) -> bool:
         """Whether a term may be a number of Python's when the kernel is compiled."""
         if isinstance(term, Op) and term.op == "where":
             condition, *branches = term.arguments
-            return self._at_compile_time(condition) and any(map(self._is_number, branches))
+            return self._at_compile_time(condition) and all(map(self._is_number, branches))
         if isinstance(term, Op):
-            return term.op in (*_BINARY, "neg") and all(map(self._is_number, term.arguments))
+            of_numbers = term.op in (*_BINARY, "neg", "pow", "detach")
+            return of_numbers and all(map(self._is_number, term.arguments))
         return isinstance(term, Literal)
 
     def _neg(self, term: Op) -> tuple[str, int]:
@@ -211,6 +225,9 @@ class Emitter:
     def _where(self, term: Op) -> tuple[str, int]:
         condition, yes, no = term.arguments
         if self._at_compile_time(condition):
+            if not self._is_number(term):
+                chosen = f"{self._tensor(yes, 1, term.type)} if {self._text(condition, 1)}"
+                return f"{chosen} else {self._tensor(no, 0, term.type)}", _TERNARY
             return (
                 f"{self._text(yes, 1)} if {self._text(condition, 1)} else {self._text(no, 0)}",
                 _TERNARY,
@@ -260,6 +277,13 @@ def number(value: float) -> str:
     if isinstance(value, float) and math.isinf(value):
         return 'float("inf")' if value > 0 else 'float("-inf")'
     return repr(value)
+
+
+def _is_small(product: Op) -> bool:
+    """Whether a product of a row, a column or N with a small number, which fits in 32 bits."""
+    numbers = [t.value for t in product.arguments if isinstance(t, Literal)]
+    names = [t for t in product.arguments if isinstance(t, Ref) and t.name in BUILTINS]
+    return len(numbers) == len(names) == 1 and abs(numbers[0]) <= 1024
 
 
 def _dtype(type_: Type) -> str:
@@ -327,7 +351,7 @@ def merge_moments(mean, squares, values, in_columns, start, n_columns, BLOCK: tl
     chunk_mean = row_sum(values) / count
     centered = tl.where(in_columns, values - chunk_mean, 0.0)
     step = (chunk_mean - mean) * (count / (start + count))
-    squares += row_sum(centered * centered) + (chunk_mean - mean) * step * start
+    squares += row_sum(centered * centered) + (chunk_mean - mean) * (step * start)
     return mean + step, squares''',
     "group_sum": '''@triton.jit
 def group_sum(

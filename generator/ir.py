@@ -147,6 +147,11 @@ def names_in(term: Term) -> tuple[str, ...]:
     return tuple(dict.fromkeys(t.name for t in walk(term) if isinstance(t, Ref)))
 
 
+def dtypes_in(term: Term) -> set[str]:
+    """The names whose dtype a term rounds to: their tensors are needed, though not their values."""
+    return {t.like for t in walk(term) if isinstance(t, Op) and t.like is not None}
+
+
 def substitute(term: Term, values: Mapping[str, Term]) -> Term:
     """The term with each reference to a key replaced by its value."""
     if isinstance(term, Ref):
@@ -180,6 +185,7 @@ def needed(program: Program) -> Program:
         if definition.name in wanted:
             kept.append(definition)
             wanted.update(names_in(definition.term))
+            wanted.update(dtypes_in(definition.term))
     variables = tuple(v for v in program.variables if v.name in wanted)
     return Program(variables, tuple(reversed(kept)), program.results)
 

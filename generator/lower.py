@@ -405,8 +405,8 @@ class _Scope:
     def _number(self, term: Term, function: str) -> Term:
         if term.type.element is Element.BOOL:
             raise _error(
-                f"'{OPERATORS.get(function, function)}' takes numbers, and {_called(term)} is bool: "
-                "where(condition, 1, 0) makes a number of it",
+                f"'{OPERATORS.get(function, function)}' takes numbers, and {_called(term)} is "
+                "bool: where(condition, 1, 0) makes a number of it",
                 term.at,
             )
         return term

@@ -28,12 +28,18 @@ class Padding:
 
     def is_neutral(self, op: str, operand: Term) -> bool:
         """Whether a reduction of ``operand`` is right without a mask around it."""
-        lanes = _row_lanes if op == "sum_rows" else _column_lanes
-        return _evaluate(operand, lanes(self.program, self.loads)) == NEUTRAL[op]
+        if op == "sum_rows":
+            lane = _evaluate(operand, _row_lanes(self.program, self.loads))
+        else:
+            lane = self._past_columns(operand)
+        return lane == NEUTRAL[op]
 
     def is_value(self, term: Term, value: float) -> bool:
         """Whether a term holds ``value`` in every lane past the last column."""
-        return _evaluate(term, _column_lanes(self.program, self.loads)) == value
+        return self._past_columns(term) == value
+
+    def _past_columns(self, term: Term) -> Lane:
+        return _evaluate(term, _column_lanes(self.program, self.loads), statistic="finite")
 
 
 def choose_padding(program: Program) -> Padding:
@@ -75,7 +81,7 @@ def _column_lanes(program: Program, loads: Mapping[str, float]) -> dict[str, Lan
         if definition.type.kind is Kind.PER_ROW:
             lanes[definition.name] = "finite"
         else:
-            lanes[definition.name] = _evaluate(definition.term, lanes)
+            lanes[definition.name] = _evaluate(definition.term, lanes, statistic="finite")
     return lanes
 
 
@@ -106,12 +112,18 @@ def _row_lanes(program: Program, loads: Mapping[str, float]) -> dict[str, Lane]:
     return lanes
 
 
-def _evaluate(term: Term, lanes: Mapping[str, Lane]) -> Lane:
+def _evaluate(term: Term, lanes: Mapping[str, Lane], statistic: Lane | None = None) -> Lane:
+    """What a lane of ``term`` holds, ``statistic`` being what is known of a reduction there.
+
+    Without one the reduction is that of a row of such lanes alone.
+    """
     if isinstance(term, Literal):
         return float(term.value)
     if isinstance(term, Ref):
         return lanes.get(term.name, "any")
-    arguments = [_evaluate(argument, lanes) for argument in term.arguments]
+    if term.op in REDUCTIONS and statistic is not None:
+        return statistic
+    arguments = [_evaluate(argument, lanes, statistic) for argument in term.arguments]
     if term.op in REDUCTIONS or term.op == "sum_rows":
         is_kept = arguments[0] == 0.0 or term.op in ("max", "min")
         return arguments[0] if is_kept else "any"

@@ -142,12 +142,13 @@ def served(program: Program) -> dict[str, set[str]]:
 
 
 def _only_served(rows: Program, columns: Program, statistics: tuple[str, ...]) -> str | None:
-    """The gradient that every statistic is for, if the first kernel makes nothing else."""
+    """The matrix gradient that every statistic is for, if the first kernel makes nothing else."""
     if any(r.role is not Role.STATISTIC for r in rows.results):
         return None
+    matrices = {r.name for r in columns.results if r.kind is Kind.MATRIX}
     serves = served(columns)
     names = set[str]().union(*(serves.get(name, set()) for name in statistics))
-    return names.pop() if len(names) == 1 else None
+    return names.pop() if len(names) == 1 and names <= matrices else None
 
 
 def _split(program: Program) -> tuple[Program, Program, tuple[str, ...]]:
@@ -269,8 +270,9 @@ def _merges(program: Program) -> tuple[Merge, ...]:
     taken: set[str] = set()
     for total in program.definitions:
         merge = _merge(program, total)
+        # What is itself complete only after the walk cannot be merged upon in the same walk.
         if merge is not None and merge.statistic.name not in taken:
-            taken.add(merge.statistic.name)
+            taken.update((merge.statistic.name, merge.total.name))
             found.append(merge)
     return tuple(found)
 

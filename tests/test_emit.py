@@ -290,7 +290,7 @@ def test_text(formula: str, text: str) -> None:
         ("where(keep, x, 0.1)", "tl.where(keep, x, tl.full((1, 1), 0.1, COMPUTE))"),
         ("where(keep, 1.0, 2.0) / 3", "tl.where(keep, tl.full((1, 1), 1.0, COMPUTE), 2.0) / 3"),
         ("log(0.1 if fast else 0.3)", "tl.log(tl.full((1, 1), 0.1 if FAST else 0.3, COMPUTE))"),
-        ("log(2 if fast else eps)", "tl.log(tl.full((1, 1), 2 if FAST else eps, COMPUTE))"),
+        ("log(2 if fast else eps)", "tl.log(tl.full((1, 1), 2, COMPUTE) if FAST else eps)"),
         ("column * 0.1", "tl.cast(column, COMPUTE) * 0.1"),
     ],
 )  # fmt: skip

@@ -28,7 +28,7 @@ def merge_moments(mean, squares, values, in_columns, start, n_columns, BLOCK: tl
     chunk_mean = row_sum(values) / count
     centered = tl.where(in_columns, values - chunk_mean, 0.0)
     step = (chunk_mean - mean) * (count / (start + count))
-    squares += row_sum(centered * centered) + (chunk_mean - mean) * step * start
+    squares += row_sum(centered * centered) + (chunk_mean - mean) * (step * start)
     return mean + step, squares
 
 

@@ -1,0 +1,167 @@
+"""Small ops that once came out wrong, each compared with its formulas on every schedule."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from kgen import output
+from kgen.build import render_all
+from kgen.load import load_text
+from kgen.testing.interpreter import repair
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="runs kernels on CPU tensors"
+)
+
+
+@dataclass(frozen=True)
+class Small:
+    """The sections of a spec, and the gradients that its formulas come to, in PyTorch."""
+
+    forward: str
+    reference: str
+    inputs: str = "{x: matrix}"
+    params: str = "{}"
+    output: str = "x"
+    backward: str = "none"
+
+
+SMALL = {
+    "nested_reduction": Small(
+        "y = x * rsqrt(mean((x - mean(x)) ** 2) + 1)",
+        "return x * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + 1)",
+    ),
+    "chained_merges": Small(
+        "m = max(x)\ns = mean(exp(x - m))\nv = mean((exp(x - m) - s) ** 2)\ny = x * s + v + m",
+        "m = x.amax(-1, keepdim=True)\ne = torch.exp(x - m)\ns = e.mean(-1, keepdim=True)\n"
+        "return x * s + e.var(-1, correction=0, keepdim=True) + m",
+    ),
+    "chosen_constant": Small(
+        "y = x * (0.1 if flag else pi) ** -2",
+        "return x * (0.1 if flag else torch.pi) ** -2",
+        params="{flag: {type: bool, default: true}}",
+    ),
+    "chosen_block": Small(
+        "y = maximum(x, 0.0 if flag else mean(x))",
+        "return torch.maximum(x, 0 * x if flag else x.mean(-1, keepdim=True))",
+        params="{flag: {type: bool, default: true}}",
+    ),
+    "sum_of_a_choice": Small(
+        "y = x + sum(0.0 if flag else x)",
+        "return x + (0.0 if flag else x.sum(-1, keepdim=True))",
+        params="{flag: {type: bool, default: true}}",
+    ),
+    "whole_numbers_stored_as_floats": Small(
+        "y = where(x > 0, 1, 0)", "return (x > 0).to(x.dtype)", output="bfloat16"
+    ),
+    "wide_products": Small(
+        "y = x * where(column * column * N > 3000000000, 2, 1)",
+        "n = x.shape[-1]\nc = torch.arange(n, device=x.device)\n"
+        "return x * torch.where(c * c * n > 3000000000, 2, 1)",
+    ),
+    "cast_to_a_tensor_not_read": Small(
+        "y = x + a",
+        "return x + a.unsqueeze(-1)",
+        inputs="{x: matrix, a: per_row}",
+        backward="dx = dy\nda = sum(cast(dy, x))",
+    ),
+    "row_value_of_one_gradient": Small(
+        "y = x * a",
+        "return x * a.unsqueeze(-1)",
+        inputs="{x: matrix, a: per_row}",
+        backward="dx = dy * a\nb = mean(x * dy) * N\nda = b",
+    ),
+    "statistic_of_a_column_sum": Small(
+        "y = x * w",
+        "return x * w",
+        inputs="{x: matrix, w: per_column}",
+        backward="g = x + 0 * mean(dy * x)\ndx = dy * w\ndw = sum_rows(g * dy)",
+    ),
+    "optional_behind_a_guard": Small(
+        "y = x * w * z",
+        "return x * z if w is None else x * w * z",
+        inputs="{x: matrix, z: matrix, w: {kind: per_column, absent: 1, grad: false}}",
+        backward="dx = dy * w * z\ndz = dy * w * x",
+    ),
+}
+
+
+def built(name: str, small: Small, folder: Path) -> ModuleType:
+    """The generated ``op`` module of a small op."""
+    blocks = {"forward": small.forward, "reference": small.reference, "backward": small.backward}
+    lines = [f"op: {name}", "summary: A small op.", "source: a test", f"inputs: {small.inputs}"]
+    lines += [f"params: {small.params}", f"outputs: {{y: {small.output}}}"]
+    for key, text in blocks.items():
+        if text == "none":
+            lines.append(f"{key}: none")
+        else:
+            lines += [f"{key}: |", *(f"  {line}" for line in text.splitlines())]
+    spec = load_text("\n".join(lines) + "\n", f"specs/{name}.yaml")
+    output.write(output.plan_changes(render_all([spec]), folder, [name]), folder)
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(f"{name}.op")
+    finally:
+        sys.path.remove(str(folder))
+
+
+def lower_boundaries(op: ModuleType) -> None:
+    for constant, value in {
+        "FORWARD_RESIDENT_WORDS": 8,
+        "BACKWARD_RESIDENT_WORDS": 8,
+        "STREAMING_BLOCK": 16,
+        "SPLIT_BLOCK": 16,
+    }.items():
+        if hasattr(op, constant):
+            setattr(op, constant, value)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_op(name: str, tmp_path: Path) -> None:
+    repair()
+    small = SMALL[name]
+    op = built(name, small, tmp_path)
+    function, reference = getattr(op, name), getattr(op, f"{name}_reference")
+    shapes = {"x": (3, 37), "z": (3, 37), "a": (3,), "w": (37,)}
+    names = [part for part in ("x", "z", "a", "w") if f"{part}:" in small.inputs]
+    values = [torch.randn(shapes[part], dtype=torch.float64) for part in names]
+    flags: list[dict[str, bool]] = [{}]
+    if "flag" in small.params:
+        flags = [{"flag": True}, {"flag": False}]
+    for is_long, params in itertools.product((False, True), flags):
+        if is_long:
+            lower_boundaries(op)
+        with torch.no_grad():
+            found, wanted = function(*values, **params), reference(*values, **params)
+        torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-12, atol=1e-12)
+        if small.backward != "none":
+            compare_gradients(function, reference, values, names)
+
+
+def compare_gradients(
+    function: object, reference: object, values: list[torch.Tensor], names: list[str]
+) -> None:
+    """Every subset of the gradients, against autograd of the reference."""
+    trained = [name for name in names if name != "w" or "z" not in names]
+    for size in range(1, len(trained) + 1):
+        for chosen in itertools.combinations(trained, size):
+            results = []
+            for call in (function, reference):
+                leaves = [
+                    v.clone().requires_grad_(n in chosen)
+                    for n, v in zip(names, values, strict=True)
+                ]
+                y = call(*leaves)  # type: ignore[operator]
+                dy = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+                wanted = [leaf for leaf in leaves if leaf.requires_grad]
+                results.append(torch.autograd.grad(y, wanted, dy))
+            for got, expected in zip(*results, strict=True):
+                torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
