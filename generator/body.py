@@ -21,7 +21,6 @@ from kgen.peel import Peeled, peel
 from kgen.schedule import Form, Kernel, Merge, MergeKind, Walk, served
 from kgen.spec import Element, Kind, Spec
 
-_STEP = {"mul": "*", "div": "/", "add": "+", "sub": "-"}
 _STRIDED = (Role.INPUT, Role.UPSTREAM)
 
 
@@ -31,7 +30,6 @@ class Body:
 
     top: str
     walks: tuple[WalkText, ...]
-    bottom: str
     helpers: frozenset[str]
 
 
@@ -62,7 +60,7 @@ def _tile(writer: _Writer, emitter: Emitter) -> Body:
     writer.load_all(Kind.MATRIX, Kind.PER_ROW)
     for definition in program.definitions:
         writer.statement(definition)
-    return Body(writer.take(), (), "", frozenset(emitter.helpers))
+    return Body(writer.take(), (), frozenset(emitter.helpers))
 
 
 def _groups(writer: _Writer, emitter: Emitter) -> Body:
@@ -82,7 +80,7 @@ def _groups(writer: _Writer, emitter: Emitter) -> Body:
         place = f"{name}_partial_ptr + group * n_columns + column"
         writer.line(f"    tl.store({place}, {name}, mask=in_columns)")
     after = writer.take()
-    return Body("", (WalkText(before, inside, after),), "", frozenset(emitter.helpers))
+    return Body("", (WalkText(before, inside, after),), frozenset(emitter.helpers))
 
 
 def _streaming(writer: _Writer, emitter: Emitter, kernel: Kernel) -> Body:
@@ -92,7 +90,7 @@ def _streaming(writer: _Writer, emitter: Emitter, kernel: Kernel) -> Body:
         writer.row_statement(definition)
     top = writer.take()
     walks = tuple(_walk_text(writer, walk_) for walk_ in kernel.walks)
-    return Body(top, walks, "", frozenset(emitter.helpers))
+    return Body(top, walks, frozenset(emitter.helpers))
 
 
 def _walk_text(writer: _Writer, walk_: Walk) -> WalkText:

@@ -19,6 +19,7 @@ import click
 from kgen import __version__, output, paths
 from kgen.errors import KgenError, Problem, suggest
 from kgen.output import Change, State
+from kgen.spec import OP_PATTERN, op_problem
 
 if TYPE_CHECKING:
     from kgen.spec import Spec
@@ -213,8 +214,6 @@ def new(name: str, origin: str, path: Path | None) -> None:
       kgen new mynorm --from rmsnorm
       kgen new mynorm --from specs/layernorm.yaml --out ops/mynorm.yaml
     """
-    from kgen.spec import op_problem
-
     _require_name(name)
     source = _origin(origin)
     (spec,) = _load_all([source])
@@ -450,7 +449,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join([*padded[:-1], row[-1]]).rstrip()
 
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+_NAME = re.compile(OP_PATTERN)
 
 
 def _require_name(name: str) -> None:

@@ -30,10 +30,20 @@ from kgen.ir import (
     walk,
 )
 from kgen.rewrite import hoist
-from kgen.spec import FLOAT_DTYPES, Element, Input, Kind, Output, Spec
+from kgen.spec import Element, Input, Kind, Output, Spec, has_gradient
 
 _FLOAT_FUNCTIONS = (
-    *("exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "silu", "erf", "sign", "pow"),
+    "exp",
+    "log",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "sigmoid",
+    "silu",
+    "erf",
+    "sign",
+    "pow",
 )
 _COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 _LOGIC = ("and", "or", "not")
@@ -91,8 +101,7 @@ def differentiable_inputs(spec: Spec) -> tuple[Input, ...]:
 
 def differentiable_outputs(spec: Spec) -> tuple[Output, ...]:
     """The outputs that a gradient comes back for."""
-    inputs = {i.name for i in spec.inputs if i.element is Element.FLOAT}
-    return tuple(o for o in spec.outputs if o.dtype in inputs or o.dtype in FLOAT_DTYPES)
+    return tuple(o for o in spec.outputs if has_gradient(o, spec.inputs))
 
 
 def _input_variables(spec: Spec) -> tuple[Variable, ...]:

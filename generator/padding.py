@@ -34,10 +34,6 @@ class Padding:
             lane = self._past_columns(operand)
         return lane == NEUTRAL[op]
 
-    def is_value(self, term: Term, value: float) -> bool:
-        """Whether a term holds ``value`` in every lane past the last column."""
-        return self._past_columns(term) == value
-
     def _past_columns(self, term: Term) -> Lane:
         return _evaluate(term, _column_lanes(self.program, self.loads), statistic="finite")
 

@@ -154,7 +154,7 @@ def _only_served(rows: Program, columns: Program, statistics: tuple[str, ...]) -
 def _split(program: Program) -> tuple[Program, Program, tuple[str, ...]]:
     """The program of the row statistics, and the one that uses them tile of columns by tile."""
     program = hoist(program)
-    reduced = _levels(program, ())
+    levels = _levels(program, ())
     results = [r for r in program.results if r.kind is not Kind.PER_ROW]
     wide = needed(Program(program.variables, program.definitions, tuple(results)))
     made = {r.name for r in results}
@@ -163,7 +163,7 @@ def _split(program: Program) -> tuple[Program, Program, tuple[str, ...]]:
     for definition in reversed(wide.definitions):
         if definition.name not in wanted:
             continue
-        if definition.name not in made and _is_statistic(definition, reduced):
+        if definition.name not in made and _is_statistic(definition, levels):
             statistics.insert(0, definition.name)
         else:
             wanted.update(names_in(definition.term))
@@ -193,7 +193,7 @@ def streaming(name: str, program: Program) -> Kernel:
     merges = _merges(program)
     levels = _levels(program, merges)
     merged = {d.name for m in merges for d in (m.statistic, m.total)}
-    wide = [r for r in program.results if _is_wide(program, r)]
+    wide = [r for r in program.results if r.kind is Kind.MATRIX]
     last = max(
         [levels[d.name] for d in program.definitions if is_reduction(d.term)]
         + [levels.get(r.name, 0) + 1 for r in wide],
@@ -219,10 +219,6 @@ def streaming(name: str, program: Program) -> Kernel:
             )
         )
     return Kernel(name, Form.STREAMING, program, _row_values(program, levels, 0), tuple(walks))
-
-
-def _is_wide(program: Program, result: Result) -> bool:
-    return result.kind is Kind.MATRIX
 
 
 def _row_values(program: Program, levels: dict[str, int], number: int) -> tuple[Define, ...]:
@@ -375,7 +371,7 @@ def tile_rule(plan: OpSchedule) -> TileRule:
         backward = _within(GROUP_TILES, 3, live_matrices(plan.backward[0]))
     elif plan.backward:
         backward = _within(FORWARD_TILES, 3, live_matrices(plan.backward[0]))
-    return TileRule(forward, backward, Tile(8192, 1, 32 // 2), Tile(2048, 1, 8, 3, 4))
+    return TileRule(forward, backward, Tile(8192, 1, 16), Tile(2048, 1, 8, 3, 4))
 
 
 def _within(tiles: tuple[Tile, ...], usual: int, live: int) -> tuple[Tile, ...]:

@@ -87,7 +87,6 @@ class OpView:
     runtime_error: str
     problem_parameters: str
     layouts: str
-    maybe_tensor: str
     outputs: str
     forward_results: str
     outputs_alone: str
@@ -195,7 +194,6 @@ def op_view(plan: OpSchedule) -> OpView:
         ),
         problem_parameters=_lines(f"{_annotated(i)}," for i in spec.inputs),
         layouts=writer.layouts(),
-        maybe_tensor="torch.Tensor | None",
         outputs=_join(o.name for o in spec.outputs),
         forward_results=writer.forward_results(),
         outputs_alone=writer.outputs_alone(),
@@ -365,8 +363,9 @@ class _Wrapper:
         lines = []
         for input_ in self.spec.inputs:
             name = input_.name
+            given = _given(name, input_.absent)
             lines += [
-                f"if {_given(input_)}_row_stride({_with_columns(input_)}) is None:",
+                f"if {given}{_stride_text(name, input_.kind)} is None:",
                 f"    {name} = _copied({name})",
             ]
         return _lines(lines)
@@ -435,7 +434,7 @@ class _Wrapper:
         return _lines(
             [
                 *(f"{name}," for name in pointers(kernel)),
-                *(f"{_stride_text(v)}," for v in strided(kernel.program)),
+                *(f"{_stride_text(v.name, v.type.kind)}," for v in strided(kernel.program)),
                 "n_rows,",
                 "n_columns,",
                 *(f"{prefix}{v.name}," for v in runtime),
@@ -521,10 +520,9 @@ class _Wrapper:
         lines = []
         for variable in self._upstream():
             name = variable.name
-            columns = "" if variable.type.kind is Kind.MATRIX else ", has_columns=False"
-            given = "" if variable.absent is None else f"{name} is not None and "
+            given = _given(name, variable.absent)
             lines += [
-                f"if {given}_row_stride({name}{columns}) is None:",
+                f"if {given}{_stride_text(name, variable.type.kind)} is None:",
                 '    calls["backward.copied"] += 1',
                 f"    {name} = _copied({name})",
             ]
@@ -672,17 +670,14 @@ def _annotated_param(param: Param) -> str:
     return f"{param.name}: {param.element.value} = {param.default!r}"
 
 
-def _given(input_: Input) -> str:
-    return "" if input_.absent is None else f"{input_.name} is not None and "
+def _given(name: str, absent: float | None) -> str:
+    """What stands before a question about a tensor that may not be there."""
+    return "" if absent is None else f"{name} is not None and "
 
 
-def _with_columns(input_: Input) -> str:
-    return f"{input_.name}, has_columns=False" if input_.kind is Kind.PER_ROW else input_.name
-
-
-def _stride_text(variable: Variable) -> str:
-    columns = ", has_columns=False" if variable.type.kind is Kind.PER_ROW else ""
-    return f"_row_stride({variable.name}{columns})"
+def _stride_text(name: str, kind: Kind) -> str:
+    columns = ", has_columns=False" if kind is Kind.PER_ROW else ""
+    return f"_row_stride({name}{columns})"
 
 
 def _takes(param: Param) -> str:
