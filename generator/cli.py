@@ -17,19 +17,28 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from kgen import __version__, output, paths
-from kgen.errors import KgenError, Problem, suggest
+from kgen.commands.common import (
+    FAULT,
+    FINDING,
+    GENERATED,
+    INTERRUPTED,
+    SCHEMA,
+    SPECS,
+    describe,
+    exit_with,
+    load_all,
+    out_option,
+    printable,
+    spec_paths,
+    specs_argument,
+    table,
+)
+from kgen.errors import KgenError, suggest
 from kgen.output import Change, State
 from kgen.spec import OP_PATTERN, op_problem
 
 if TYPE_CHECKING:
     from kgen.spec import Spec
-
-SPECS = Path("specs")
-GENERATED = Path("generated")
-SCHEMA = Path("specs/schema.json")
-
-FINDING, FAULT, INTERRUPTED = 1, 2, 130
-"""Exit codes: something to mend in the output folder; a bad spec, bad usage or a system error."""
 
 
 class _Commands(click.Group):
@@ -44,12 +53,12 @@ class _Commands(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # click ends quietly when nobody reads on
-            _fail(f"error: {_describe(error)}")
+            _fail(f"error: {describe(error)}")
         except RecursionError:
             _fail("error: a spec is nested too deeply")
         except (KeyboardInterrupt, click.Abort):
             click.echo("stopped: files are written whole or not at all", err=True)
-            _exit(INTERRUPTED)
+            exit_with(INTERRUPTED)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -58,18 +67,6 @@ class _Commands(click.Group):
             hint = suggest(args[0], self.list_commands(ctx))
             ctx.fail(f"no such command '{args[0]}'{hint}")
         return super().resolve_command(ctx, args)
-
-
-_specs = click.argument("specs", nargs=-1, type=click.Path(path_type=Path))
-_out = click.option(
-    "--out",
-    "folder",
-    type=click.Path(path_type=Path),
-    default=GENERATED,
-    show_default=True,
-    metavar="DIR",
-    help="The folder that holds one folder an op.",
-)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,8 +86,8 @@ def main() -> None:
 
 
 @main.command()
-@_specs
-@_out
+@specs_argument
+@out_option
 @click.option("--prune", is_flag=True, help="Delete files kgen once wrote that no spec makes now.")
 def build(specs: tuple[Path, ...], folder: Path, prune: bool) -> None:
     """Write the code of SPECS, or of all specs/*.yaml.
@@ -116,8 +113,8 @@ def build(specs: tuple[Path, ...], folder: Path, prune: bool) -> None:
 
 
 @main.command()
-@_specs
-@_out
+@specs_argument
+@out_option
 def check(specs: tuple[Path, ...], folder: Path) -> None:
     """Tell whether the generated code is up to date.
 
@@ -143,12 +140,12 @@ def check(specs: tuple[Path, ...], folder: Path) -> None:
         needs_prune = any(_is_prunable(change) for change in findings)
         command = _command("build", specs, folder, prune=needs_prune)
         click.echo(f"run `{command}` and commit what it changes")
-    _exit(FINDING)
+    exit_with(FINDING)
 
 
 @main.command()
-@_specs
-@_out
+@specs_argument
+@out_option
 def diff(specs: tuple[Path, ...], folder: Path) -> None:
     """Show what build would change, as a unified diff.
 
@@ -164,11 +161,11 @@ def diff(specs: tuple[Path, ...], folder: Path) -> None:
         for line in _diff_lines(change, folder):
             click.echo(_coloured(line))
     if findings:
-        _exit(FINDING)
+        exit_with(FINDING)
 
 
 @main.command("list")
-@_specs
+@specs_argument
 def list_ops(specs: tuple[Path, ...]) -> None:
     """List ops: name, inputs, spec and summary.
 
@@ -181,10 +178,10 @@ def list_ops(specs: tuple[Path, ...]) -> None:
     """
     rows = [
         (spec.op, ", ".join(_input_names(spec)), spec.path, " ".join(spec.summary.split()))
-        for spec in _load_all(_spec_paths(specs))
+        for spec in load_all(spec_paths(specs))
     ]
-    for line in _table(rows):
-        click.echo(_printable(line))
+    for line in table(rows):
+        click.echo(printable(line))
 
 
 @main.command()
@@ -216,7 +213,7 @@ def new(name: str, origin: str, path: Path | None) -> None:
     """
     _require_name(name)
     source = _origin(origin)
-    (spec,) = _load_all([source])
+    (spec,) = load_all([source])
     if message := op_problem(name):
         raise KgenError(f"'{name}' is no name for an op: {message}")
     text = _renamed(source.read_bytes().decode("utf-8"), spec.op, name)
@@ -272,90 +269,17 @@ def _check_schema(changes: Sequence[Change], target: Path) -> None:
         click.echo(_check_line(change, target.parent))
         click.echo(f"run `kgen schema --out {shlex.quote(str(target))}` and commit what it changes")
     if findings:
-        _exit(FINDING)
+        exit_with(FINDING)
     click.echo(f"{target}: up to date")
 
 
 def _plan(specs: Sequence[Path], folder: Path) -> tuple[Change, ...]:
     """Load and render everything, and compare it with the folder."""
-    loaded = _load_all(_spec_paths(specs))
+    loaded = load_all(spec_paths(specs))
     from kgen.build import render_all
 
     files = render_all(loaded)
     return output.plan_changes(files, folder, (spec.op for spec in loaded), complete=not specs)
-
-
-def _spec_paths(specs: Sequence[Path]) -> list[Path]:
-    """The files to load: those given, with a folder standing for its *.yaml, or all of specs/."""
-    if not specs:
-        return _yaml_files(SPECS)
-    found: list[Path] = []
-    for path in specs:
-        found.extend(_yaml_files(path) if path.is_dir() else [path])
-    first = {path.resolve(): path for path in reversed(found)}
-    return [_relative(path) for path in reversed(first.values())]
-
-
-def _yaml_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise KgenError(
-            f"there is no folder '{folder}' here; name the spec files, run kgen where the folder "
-            f"is, or start one with `kgen new NAME --from rmsnorm`"
-        )
-    found = sorted(path for path in folder.glob("*.yaml") if path.is_file())
-    if not found:
-        raise KgenError(
-            f"there is no *.yaml in the folder '{folder}'; "
-            f"start one with `kgen new NAME --from rmsnorm`"
-        )
-    return found
-
-
-def _relative(path: Path) -> Path:
-    """The plain path from here if it lies below: it gets into the headers of generated code."""
-    here = Path.cwd()
-    place = Path(os.path.normpath(here / path))
-    return place.relative_to(here) if place.is_relative_to(here) else path
-
-
-def _load_all(spec_paths: Iterable[Path]) -> list[Spec]:
-    """Load every spec, so that the problems of all of them are shown at once."""
-    from kgen.load import load
-
-    problems: list[Problem] = []
-    loaded: list[Spec] = []
-    for path in spec_paths:
-        if not path.exists():
-            problems.append(Problem(f"there is no spec '{path}'{_similar_spec(path)}"))
-            continue
-        try:
-            loaded.append(load(path))
-        except KgenError as error:
-            problems.extend(error.problems)
-        except OSError as error:
-            problems.append(Problem(_describe(error)))
-    problems.extend(_duplicates(loaded))
-    if problems:
-        raise KgenError(problems)
-    return loaded
-
-
-def _duplicates(specs: Iterable[Spec]) -> Iterator[Problem]:
-    first: dict[str, Spec] = {}
-    for spec in specs:
-        other = first.setdefault(spec.op, spec)
-        if other is not spec:
-            yield Problem(
-                f"op '{spec.op}' is made by both '{other.path}' and '{spec.path}'; rename one",
-                spec.at,
-            )
-
-
-def _similar_spec(path: Path) -> str:
-    """A hint when an op's name was given for its path, or the path is misspelt."""
-    known = sorted(str(spec) for spec in SPECS.glob("*.yaml")) if SPECS.is_dir() else []
-    by_name = str(SPECS / f"{path.name}.yaml")
-    return f"; did you mean '{by_name}'?" if by_name in known else suggest(str(path), known)
 
 
 def _findings(changes: Iterable[Change]) -> list[Change]:
@@ -441,14 +365,6 @@ def _input_names(spec: Spec) -> Iterator[str]:
         yield f"{given.name}?" if given.absent is not None else given.name
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Rows with all columns but the last padded to one width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        yield "  ".join([*padded[:-1], row[-1]]).rstrip()
-
-
 _NAME = re.compile(OP_PATTERN)
 
 
@@ -501,14 +417,6 @@ def _renamed(text: str, old: str, name: str) -> str:
     )
 
 
-def _describe(error: OSError) -> str:
-    """``Permission denied: 'generated/rmsnorm'``."""
-    reason = error.strerror or str(error) or type(error).__name__
-    if error.filename is None:
-        return reason
-    return f"{reason}: '{_relative(Path(str(error.filename)))}'"
-
-
 def _prepare_streams(ctx: click.Context) -> None:
     """No colours if the user wants none, and no crash where the terminal lacks a character."""
     if os.environ.get("NO_COLOR"):
@@ -519,16 +427,5 @@ def _prepare_streams(ctx: click.Context) -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    click.echo(_printable(message), err=True)
-    _exit(FAULT)
-
-
-def _printable(text: str) -> str:
-    """Text from a spec or a file name may not steer the terminal."""
-    return "".join(
-        char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text
-    )
-
-
-def _exit(code: int) -> NoReturn:
-    raise click.exceptions.Exit(code)
+    click.echo(printable(message), err=True)
+    exit_with(FAULT)

@@ -1,0 +1,1 @@
+"""The commands beyond build and check, one a module."""

@@ -1,0 +1,133 @@
+"""What the commands share: their arguments, the specs they read, and how they end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+from kgen.errors import KgenError, Problem, suggest
+
+if TYPE_CHECKING:
+    from kgen.spec import Spec
+
+SPECS = Path("specs")
+GENERATED = Path("generated")
+SCHEMA = Path("specs/schema.json")
+
+FINDING, FAULT, INTERRUPTED = 1, 2, 130
+"""Exit codes: something to mend in the output folder; a bad spec, bad usage or a system error."""
+
+specs_argument = click.argument("specs", nargs=-1, type=click.Path(path_type=Path))
+out_option = click.option(
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=GENERATED,
+    show_default=True,
+    metavar="DIR",
+    help="The folder that holds one folder an op.",
+)
+
+
+def spec_paths(specs: Sequence[Path]) -> list[Path]:
+    """The files to load: those given, with a folder standing for its *.yaml, or all of specs/."""
+    if not specs:
+        return _yaml_files(SPECS)
+    found: list[Path] = []
+    for path in specs:
+        found.extend(_yaml_files(path) if path.is_dir() else [path])
+    first = {path.resolve(): path for path in reversed(found)}
+    return [relative(path) for path in reversed(first.values())]
+
+
+def _yaml_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise KgenError(
+            f"there is no folder '{folder}' here; name the spec files, run kgen where the folder "
+            f"is, or start one with `kgen new NAME --from rmsnorm`"
+        )
+    found = sorted(path for path in folder.glob("*.yaml") if path.is_file())
+    if not found:
+        raise KgenError(
+            f"there is no *.yaml in the folder '{folder}'; "
+            f"start one with `kgen new NAME --from rmsnorm`"
+        )
+    return found
+
+
+def relative(path: Path) -> Path:
+    """The plain path from here if it lies below: it gets into the headers of generated code."""
+    here = Path.cwd()
+    place = Path(os.path.normpath(here / path))
+    return place.relative_to(here) if place.is_relative_to(here) else path
+
+
+def load_all(spec_paths: Iterable[Path]) -> list[Spec]:
+    """Load every spec, so that the problems of all of them are shown at once."""
+    from kgen.load import load
+
+    problems: list[Problem] = []
+    loaded: list[Spec] = []
+    for path in spec_paths:
+        if not path.exists():
+            problems.append(Problem(f"there is no spec '{path}'{_similar_spec(path)}"))
+            continue
+        try:
+            loaded.append(load(path))
+        except KgenError as error:
+            problems.extend(error.problems)
+        except OSError as error:
+            problems.append(Problem(describe(error)))
+    problems.extend(_duplicates(loaded))
+    if problems:
+        raise KgenError(problems)
+    return loaded
+
+
+def _duplicates(specs: Iterable[Spec]) -> Iterator[Problem]:
+    first: dict[str, Spec] = {}
+    for spec in specs:
+        other = first.setdefault(spec.op, spec)
+        if other is not spec:
+            yield Problem(
+                f"op '{spec.op}' is made by both '{other.path}' and '{spec.path}'; rename one",
+                spec.at,
+            )
+
+
+def _similar_spec(path: Path) -> str:
+    """A hint when an op's name was given for its path, or the path is misspelt."""
+    known = sorted(str(spec) for spec in SPECS.glob("*.yaml")) if SPECS.is_dir() else []
+    by_name = str(SPECS / f"{path.name}.yaml")
+    return f"; did you mean '{by_name}'?" if by_name in known else suggest(str(path), known)
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Rows with all columns but the last padded to one width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join([*padded[:-1], row[-1]]).rstrip()
+
+
+def describe(error: OSError) -> str:
+    """``Permission denied: 'generated/rmsnorm'``."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return reason
+    return f"{reason}: '{relative(Path(str(error.filename)))}'"
+
+
+def printable(text: str) -> str:
+    """Text from a spec or a file name may not steer the terminal."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text
+    )
+
+
+def exit_with(code: int) -> NoReturn:
+    """End the command with that exit code."""
+    raise click.exceptions.Exit(code)
