@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from kgen.peel import Peeled, peel
 from kgen.schedule import Form, Kernel, Merge, MergeKind, Walk, served
 from kgen.spec import Element, Kind, Spec
 
+_COMMENT = 88
 _STRIDED = (Role.INPUT, Role.UPSTREAM)
 
 
@@ -283,7 +285,7 @@ class _Writer:
         spaced = len(code) > 1 or bool(made) or guard is not None
         # The spec's line stands above what it became, unless that is the same.
         if definition.text and code != [definition.text]:
-            code = [f"# {definition.text}", *code]
+            code = [*_comment(definition.text), *code]
         for result in made:
             code = [*code, *self._store(result, guard)]
         if spaced and guard != self.open_guard:
@@ -371,7 +373,7 @@ class _Writer:
         self.open_guard = None
         self.line(f"if {definition.name}_partial_ptr is not None:")
         if definition.text:
-            self.line(f"    # {definition.text}")
+            self.lines.extend(f"    {line}" for line in _comment(definition.text))
         self.line(f"    {definition.name} += {text}")
 
     # --- reductions along a walk
@@ -404,7 +406,7 @@ class _Writer:
         helper = self.emitter.use(f"row_{op}")
         columns = ", n_columns" if op == "mean" else ""
         if reduction.text:
-            self.line(f"# {reduction.text}")
+            self.lines.extend(_comment(reduction.text))
         self.line(f"{reduction.name} = {helper}({reduction.name}_lanes{columns})")
         self._store_row_value(reduction)
 
@@ -419,7 +421,7 @@ class _Writer:
     def _merge_words(self, merge: Merge) -> None:
         for definition in (merge.statistic, merge.total):
             if definition.text:
-                self.line(f"# {definition.text}")
+                self.lines.extend(_comment(definition.text))
 
     def step_merge(self, merge: Merge) -> None:
         """Merge a chunk."""
@@ -449,6 +451,11 @@ class _Writer:
         for result in self.program.results:
             if result.name == definition.name:
                 self.lines.extend(self._store(result, None))
+
+
+def _comment(text: str) -> list[str]:
+    """A formula as comment lines that fit wherever it stands."""
+    return textwrap.wrap(text, _COMMENT, initial_indent="# ", subsequent_indent="#     ")
 
 
 def _fill(variable: Variable) -> str:

@@ -27,11 +27,12 @@ def render_all(specs: Sequence[Spec]) -> dict[str, str]:
 
 def render_op(spec: Spec) -> dict[str, str]:
     """The files of one op."""
-    plan = schedule(lower(spec))
+    row_op = lower(spec)
+    plan = schedule(row_op)
     folder = spec.op
     return {
         f"{folder}/__init__.py": render("init.py.jinja", view=init_view(plan)),
         f"{folder}/kernels.py": render("kernels.py.jinja", view=kernels_view(plan)),
         f"{folder}/op.py": render("op.py.jinja", view=op_view(plan)),
-        f"{folder}/test_{spec.op}.py": render("test_op.py.jinja", view=test_view(spec)),
+        f"{folder}/test_{spec.op}.py": render("test_op.py.jinja", view=test_view(row_op)),
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kgen.errors import Problems, Span, quote, suggest
 from kgen.expr import BUILTIN_NAMES, FUNCTIONS, Apply, Assignment, Expr, Name
-from kgen.spec import OUTPUT_DTYPES, gradient_name, name_problem
+from kgen.spec import OUTPUT_DTYPES, gradient_name, name_problem, second_gradient_name
 
 MAX_REFERENCE = 64 * 1024
 MAX_REFERENCE_DEPTH = 60
@@ -26,7 +26,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a spec declares, by name and place. ``sure`` is false when part of it is unreadable."""
+    """What a spec declares, by name and place. ``sure`` is false when part of it is unreadable.
+
+    ``is_double`` tells that there is a double backward, whose names are taken then.
+    """
 
     inputs: Mapping[str, Span]
     params: Mapping[str, Span]
@@ -34,6 +37,7 @@ class Names:
     wanted: Sequence[str] = ()
     upstream: Sequence[str] = ()
     sure: bool = True
+    is_double: bool = False
 
     def declared(self) -> dict[str, str]:
         """Every declared name and what it is."""
@@ -46,6 +50,26 @@ class Names:
         """Every name that means a gradient, and the name it is the gradient of."""
         return {gradient_name(name): name for name in (*self.inputs, *self.outputs)}
 
+    def second_order(self) -> dict[str, str]:
+        """Every name that a double backward gives a meaning, and which."""
+        if not self.is_double:
+            return {}
+        firsts = [gradient_name(name) for name in (*self.wanted, *self.upstream)]
+        return {
+            **{gradient_name(name): f"the gradient of '{name}'" for name in firsts},
+            **{
+                second_gradient_name(name): f"the second-order gradient of '{name}'"
+                for name in self.wanted
+            },
+        }
+
+    def second_order_refusals(self) -> dict[str, str]:
+        """Why no formula can assign the names of a double backward."""
+        return {
+            name: f"it is {meaning}, since 'double_backward' is true"
+            for name, meaning in self.second_order().items()
+        }
+
 
 def check_formulas(
     names: Names, forward: Block, backward: Block | None, backward_at: Span, problems: Problems
@@ -53,7 +77,7 @@ def check_formulas(
     """Every name known, assigned once and before its use, and used; every result assigned."""
     before = len(problems)
     first = _Walk(names, problems, names.declared())
-    first.refused = {
+    first.refused = names.second_order_refusals() | {
         gradient: f"it is the gradient of '{of}'" for gradient, of in names.gradients().items()
     }
     first.block(forward)
@@ -77,7 +101,7 @@ def _check_backward(
     known |= {gradient_name(name): "given" for name in names.upstream}
     second = _Walk(names, problems, known, in_backward=True)
     results = {gradient_name(name) for name in names.wanted}
-    second.refused = {
+    second.refused = names.second_order_refusals() | {
         gradient: _why_not(of, names)
         for gradient, of in names.gradients().items()
         if gradient not in results

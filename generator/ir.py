@@ -38,6 +38,9 @@ class Ref:
     type: Type
     at: Span = field(compare=False)
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Op:
@@ -48,6 +51,14 @@ class Op:
     type: Type
     at: Span = field(compare=False)
     like: str | None = None
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Work the hash out once: terms are deep, and looked up often."""
+        object.__setattr__(self, "_hash", hash((self.op, self.arguments, self.type, self.like)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 Term = Literal | Ref | Op

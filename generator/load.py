@@ -121,7 +121,8 @@ class _Loader:
         inputs = self._inputs(found.get("inputs"))
         params = self._params(found.get("params"))
         outputs = self._outputs(found.get("outputs"), inputs)
-        names = self._names(inputs, params, outputs)
+        is_double = self._double_backward(found)
+        names = self._names(inputs, params, outputs, is_double)
         self._check_clashes(names, op)
         forward, backward = self._formulas(found, names)
         reference = self._reference(found.get("reference"), names)
@@ -153,6 +154,7 @@ class _Loader:
             tolerances=tolerances,
             cases=cases,
             module=module,
+            double_backward=is_double,
         )
 
     def _op(self, field: Field | None) -> str | None:
@@ -305,7 +307,11 @@ class _Loader:
         return Output(name, dtype or "float32", entry.key.at)
 
     def _names(
-        self, inputs: tuple[Input, ...], params: tuple[Param, ...], outputs: tuple[Output, ...]
+        self,
+        inputs: tuple[Input, ...],
+        params: tuple[Param, ...],
+        outputs: tuple[Output, ...],
+        is_double: bool,
     ) -> Names:
         return Names(
             inputs={entry.name: entry.at for entry in inputs},
@@ -314,11 +320,12 @@ class _Loader:
             wanted=[entry.name for entry in inputs if entry.grad],
             upstream=[entry.name for entry in outputs if has_gradient(entry, inputs)],
             sure=self._sure and bool(inputs) and bool(outputs),
+            is_double=is_double,
         )
 
     def _check_clashes(self, names: Names, op: str | None) -> None:
         """Every name once, none of them a gradient's or the op's."""
-        gradients = names.gradients()
+        gradients, second_order = names.gradients(), names.second_order()
         seen: dict[str, str] = {}
         groups = (("input", names.inputs), ("param", names.params), ("output", names.outputs))
         for what, declared in groups:
@@ -330,6 +337,9 @@ class _Loader:
                     of = gradients[name]
                     message = f"'{name}' would be the gradient of '{of}': rename one of them"
                     self._problems.add(message, at)
+                elif name in second_order:
+                    message = f"'{name}' would be {second_order[name]}, since 'double_backward' is"
+                    self._problems.add(f"{message} true: rename it", at)
                 elif name == op:
                     self._problems.add(f"{what} '{name}' has the name of the op: rename it", at)
                 seen.setdefault(name, what)
@@ -367,6 +377,17 @@ class _Loader:
             self._problems.add(f"{message}, got {tree.kind_of(node)}{hint}", node.at)
             return "derive"
         return self._block(field) or "derive"
+
+    def _double_backward(self, found: dict[str, Field]) -> bool:
+        field = found.get("double_backward")
+        is_double = field and self._fields.boolean(field.value, "'double_backward'")
+        if not field or not is_double:
+            return False
+        backward = found["backward"].value if "backward" in found else None
+        if isinstance(backward, Scalar) and backward.text.strip() == "none":
+            message = "'double_backward' differentiates a backward, and there is none: give one"
+            self._problems.add(f"{message}, or remove the key", field.key.at)
+        return True
 
     def _block(self, field: Field | None) -> Block | None:
         """The formulas of a key, or None when there is no block to read."""

@@ -1,14 +1,15 @@
-"""Spec -> IR: every name gets a kind and an element type, and backward learns what is saved."""
+"""Spec -> IR: every name gets a kind and an element type, and formulas become terms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kgen import grad
 from kgen.constants import evaluate
 from kgen.errors import KgenError, Problem, Problems, Span
 from kgen.expr import OPERATORS, Apply, Assignment, Expr, Name, Number
+from kgen.formulas import text
 from kgen.ir import (
     BUILTINS,
     REDUCTIONS,
@@ -22,15 +23,24 @@ from kgen.ir import (
     Term,
     Type,
     Variable,
-    is_reduction,
     join_kinds,
-    names_in,
     needed,
     verify,
     walk,
 )
 from kgen.rewrite import hoist
-from kgen.spec import Element, Input, Kind, Output, Spec, has_gradient
+from kgen.saving import Formulas, with_backwards
+from kgen.spec import (
+    Element,
+    Input,
+    Kind,
+    Output,
+    Spec,
+    differentiable_inputs,
+    differentiable_outputs,
+    gradient_name,
+    second_gradient_name,
+)
 
 _FLOAT_FUNCTIONS = (
     "exp",
@@ -52,12 +62,17 @@ _CONSTANTS = {"inf": float("inf"), "pi": 3.141592653589793}
 
 @dataclass(frozen=True, slots=True)
 class RowOp:
-    """A spec with its programs. ``saved`` are the row values that forward keeps for backward."""
+    """A spec with its programs. ``saved`` are the row values that forward keeps for backward.
+
+    ``double_backward`` differentiates ``backward``: it is given what backward reads and a gradient
+    ``dd<input>`` for each of the gradients it gives, and gives ``dd<output>`` and ``d2<input>``.
+    """
 
     spec: Spec
     forward: Program
     backward: Program | None
     saved: tuple[str, ...]
+    double_backward: Program | None = None
 
     def output_kind(self, output: Output) -> Kind:
         """Whether an output is a matrix or one value a row."""
@@ -65,43 +80,97 @@ class RowOp:
 
 
 def lower(spec: Spec) -> RowOp:
-    """Check kinds and element types and build both programs; raises ``KgenError``."""
+    """Check kinds and element types and build all programs; raises ``KgenError``."""
+    forward, backwards = formulas_of(spec)
+    if not backwards:
+        return RowOp(spec, needed(forward), None, ())
+    programs = with_backwards(spec, forward, backwards)
+    backward, *rest = programs.backwards
+    return RowOp(spec, programs.forward, backward, programs.saved, rest[0] if rest else None)
+
+
+def formulas_of(spec: Spec) -> tuple[Program, tuple[Formulas, ...]]:
+    """Forward, and the formulas of each backward, before it is decided what is saved."""
     problems = Problems()
     _check_optional(spec, problems)
     variables = _input_variables(spec)
     scope = _Scope(spec, problems, {v.name: v.type for v in variables})
     forward_defines = tuple(scope.define(a) for a in spec.forward)
     outputs = tuple(_output_result(spec, output, scope, problems) for output in spec.outputs)
-    backward_defines: tuple[Define, ...] = ()
+    forward = Program(variables, forward_defines, outputs)
+    if spec.backward == "none":
+        problems.raise_if_any()
+        return verify(forward), ()
+
+    first = _backward(spec, forward, scope, problems)
+    problems.raise_if_any()
+    verify(forward)
+    if not spec.double_backward:
+        return forward, (first,)
+    second = _double_backward(spec, forward, first, scope)
+    problems.raise_if_any()
+    return forward, (first, second)
+
+
+def _backward(spec: Spec, forward: Program, scope: _Scope, problems: Problems) -> Formulas:
+    """The formulas of the spec's backward, or those that reverse mode works out."""
     upstream = _upstream_variables(spec, scope)
-    if isinstance(spec.backward, tuple):
-        scope.types.update({v.name: v.type for v in upstream})
-        backward_defines = tuple(scope.define(a) for a in spec.backward)
-        sound = tuple(d for d in backward_defines if d.name not in scope.broken)
-        for input_ in differentiable_inputs(spec):
-            _check_gradient(input_, sound, problems)
-    elif spec.backward == "derive":
-        problems.add(
-            "backward: derive is not there yet; write the formulas, or none for an op "
-            "without gradients",
+    formulas = spec.backward
+    if isinstance(formulas, str):
+        problems.raise_if_any()
+        formulas = grad.derive(spec, verify(forward), upstream)
+    scope.types.update({v.name: v.type for v in upstream})
+    definitions = tuple(scope.define(a) for a in formulas)
+    sound = tuple(d for d in definitions if d.name not in scope.broken)
+    inputs = differentiable_inputs(spec)
+    for input_ in inputs:
+        _check_gradient(input_, sound, problems)
+    gradients = tuple(Result(gradient_name(i.name), i.kind, Role.GRADIENT) for i in inputs)
+    return Formulas(upstream, definitions, gradients)
+
+
+def _double_backward(spec: Spec, forward: Program, first: Formulas, scope: _Scope) -> Formulas:
+    """The derivative of the first backward, whose own formulas it may use."""
+    given = tuple(Variable(d.name, d.type, Role.SAVED) for d in forward.definitions)
+    variables = (*forward.variables, *given, *first.upstream)
+    backward = _worded(hoist(Program(variables, first.definitions, first.results)))
+    absent = 0.0 if len(first.results) > 1 else None
+    upstream = tuple(
+        Variable(gradient_name(r.name), Type(r.kind, Element.FLOAT), Role.UPSTREAM, absent)
+        for r in first.results
+    )
+    formulas = grad.derive_double(spec, forward, backward, upstream)
+    if not formulas:
+        raise _error(
+            "double_backward: the gradients depend on nothing that takes a gradient: remove the "
+            "key",
             spec.backward_at,
         )
-    problems.raise_if_any()
+    scope.types.update({d.name: d.type for d in backward.definitions})
+    scope.types.update({v.name: v.type for v in upstream})
+    definitions = tuple(scope.define(a) for a in formulas)
+    assigned = {d.name for d in definitions}
+    kinds = {gradient_name(v.name): v.type.kind for v in first.upstream}
+    kinds |= {second_gradient_name(i.name): i.kind for i in differentiable_inputs(spec)}
+    results = tuple(
+        Result(name, kind, Role.GRADIENT) for name, kind in kinds.items() if name in assigned
+    )
+    every = (*backward.definitions, *definitions)
+    return Formulas((*first.upstream, *upstream), _leading_to(results, every), results)
 
-    forward = verify(Program(variables, forward_defines, outputs))
-    if not isinstance(spec.backward, tuple):
-        return RowOp(spec, needed(forward), None, ())
-    return _with_backward(spec, forward, upstream, backward_defines)
+
+def _worded(program: Program) -> Program:
+    """The program with a formula for every definition, as a spec would have it."""
+    definitions = tuple(
+        Define(d.name, d.term, d.text or f"{d.name} = {text(d.term)}", d.at)
+        for d in program.definitions
+    )
+    return Program(program.variables, definitions, program.results)
 
 
-def differentiable_inputs(spec: Spec) -> tuple[Input, ...]:
-    """The inputs that get a gradient."""
-    return tuple(i for i in spec.inputs if i.grad and i.element is Element.FLOAT)
-
-
-def differentiable_outputs(spec: Spec) -> tuple[Output, ...]:
-    """The outputs that a gradient comes back for."""
-    return tuple(o for o in spec.outputs if has_gradient(o, spec.inputs))
+def _leading_to(results: tuple[Result, ...], definitions: tuple[Define, ...]) -> tuple[Define, ...]:
+    """The definitions that some result depends on."""
+    return needed(Program((), definitions, results)).definitions
 
 
 def _input_variables(spec: Spec) -> tuple[Variable, ...]:
@@ -192,91 +261,6 @@ def _check_gradient(input_: Input, defines: tuple[Define, ...], problems: Proble
             f"'{name}' is per_column; '{input_.name}' is a matrix, and so is its gradient",
             define.at,
         )
-
-
-def _with_backward(
-    spec: Spec, forward: Program, upstream: tuple[Variable, ...], defines: tuple[Define, ...]
-) -> RowOp:
-    """Decide what backward recomputes, reuses and has saved."""
-    reused = _reused_outputs(spec, forward)
-    recomputed = _recomputed(forward, defines, reused)
-    forward = hoist(forward, only=recomputed, avoid=[d.name for d in defines])
-    reduced = _reduced_names(forward)
-    used = {name for d in defines for name in names_in(d.term)}
-    again: list[Define] = []
-    for definition in reversed(forward.definitions):
-        if definition.name in used and definition.name in recomputed:
-            again.append(definition)
-            used.update(names_in(definition.term))
-    saved = tuple(
-        d.name for d in forward.definitions if d.name in (used & reduced) and d.name not in reused
-    )
-    variables = (
-        *(v for v in forward.variables),
-        *(Variable(name, _type_of(forward, name), Role.SAVED) for name in saved),
-        *(
-            Variable(o.name, Type(_type_of(forward, o.name).kind, Element.FLOAT), Role.OUTPUT)
-            for o in spec.outputs
-            if o.name in used & reused
-        ),
-        *upstream,
-    )
-    gradients = tuple(
-        Result(f"d{i.name}", i.kind, Role.GRADIENT) for i in differentiable_inputs(spec)
-    )
-    backward = needed(verify(Program(variables, (*reversed(again), *defines), gradients)))
-    kept = tuple(name for name in saved if backward.variable(name))
-    outputs = {o.name for o in spec.outputs}
-    extra = tuple(
-        Result(name, Kind.PER_ROW, Role.SAVED, f"saved_{name}" if name in outputs else name)
-        for name in kept
-    )
-    forward = needed(Program(forward.variables, forward.definitions, (*forward.results, *extra)))
-    return RowOp(spec, verify(forward), verify(backward), kept)
-
-
-def _reused_outputs(spec: Spec, forward: Program) -> set[str]:
-    """The outputs that backward may read: matrices, and row values that no dtype has rounded."""
-    rounds = "float64" in spec.dtypes
-    floats = differentiable_outputs(spec)
-    return {
-        output.name
-        for output, result in zip(spec.outputs, forward.results, strict=True)
-        if (result.kind is Kind.MATRIX or (output.dtype == "float32" and not rounds))
-        and output in floats
-        and _type_of(forward, output.name).element is Element.FLOAT
-    }
-
-
-def _type_of(program: Program, name: str) -> Type:
-    definition = program.definition(name)
-    assert definition is not None
-    return definition.type
-
-
-def _reduced_names(program: Program) -> set[str]:
-    """The per_row numbers that take a walk over the row to compute."""
-    deep: dict[str, Element] = {}
-    for definition in program.definitions:
-        reduces = any(is_reduction(t) for t in walk(definition.term))
-        if definition.type.kind is Kind.PER_ROW and (
-            reduces or any(n in deep for n in names_in(definition.term))
-        ):
-            deep[definition.name] = definition.type.element
-    return {name for name, element in deep.items() if element is Element.FLOAT}
-
-
-def _recomputed(forward: Program, defines: Iterable[Define], reused: set[str]) -> set[str]:
-    """The forward names that backward works out again: all but statistics and outputs."""
-    reduced = _reduced_names(forward)
-    wanted = {name for d in defines for name in names_in(d.term)}
-    again: set[str] = set()
-    for definition in reversed(forward.definitions):
-        name = definition.name
-        if name in wanted and name not in reused and name not in reduced:
-            again.add(name)
-            wanted.update(names_in(definition.term))
-    return again
 
 
 class _Scope:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from kgen.ir import (
     BUILTINS,
@@ -12,15 +12,20 @@ from kgen.ir import (
     Program,
     Ref,
     Term,
+    Type,
     is_reduction,
     names_in,
     substitute,
     verify,
+    walk,
 )
+from kgen.spec import Element, Kind
 
 _JOINED = {"mul": "_", "add": "_plus_", "sub": "_minus_", "div": "_over_"}
 _POWERS: dict[float, str] = {2: "squared", 3: "cubed"}
 _LONGEST_NAME = 28
+_NO_WORK = ("float", "cast", "detach")
+_ROW_NUMBER = Type(Kind.PER_ROW, Element.FLOAT)
 
 
 def hoist(
@@ -65,6 +70,133 @@ def _hoist_inside(
         return Ref(hoisted[rebuilt], term.type, term.at)
 
     return visit(definition.term, is_whole)
+
+
+def hoist_rows(program: Program) -> Program:
+    """Give row values inside the formulas of matrices definitions: no chunk repeats them."""
+    taken = {v.name for v in program.variables} | {d.name for d in program.definitions}
+    taken.update(BUILTINS)
+    names: dict[Term, Term] = {}
+    definitions: list[Define] = []
+
+    def visit(term: Term, holder: Define) -> Term:
+        if not isinstance(term, Op):
+            return term
+        if term.type.kind is Kind.PER_ROW and term.op not in _NO_WORK:
+            if term not in names:
+                name = _fresh(describe(term) or f"{holder.name}_row", taken)
+                names[term] = Ref(name, term.type, term.at)
+                definitions.append(Define(name, term, None, term.at))
+            return names[term]
+        arguments = tuple(visit(argument, holder) for argument in term.arguments)
+        return Op(term.op, arguments, term.type, term.at, term.like)
+
+    for definition in program.definitions:
+        term = definition.term
+        if definition.type.kind is Kind.MATRIX:
+            term = visit(term, definition)
+        definitions.append(Define(definition.name, term, definition.text, definition.at))
+    return verify(Program(program.variables, tuple(definitions), program.results))
+
+
+def share_rows(
+    program: Program, others: Sequence[tuple[Define, ...]], avoid: Collection[str] = ()
+) -> tuple[Program, list[tuple[Define, ...]]]:
+    """Use the row numbers of a program where other formulas would work them out again.
+
+    What has no name in the program gets one there; names in ``avoid`` are not taken.
+    """
+    taken = set(avoid) | {v.name for v in program.variables} | {d.name for d in program.definitions}
+    taken.update(BUILTINS)
+    wanted = sorted(_common_rows(program, others), key=lambda term: sum(1 for _ in walk(term)))
+    formulas = list(others)
+    for index, term in enumerate(wanted):
+        whole = next((d for d in program.definitions if d.term == term), None)
+        again = next((d for ds in formulas for d in ds if d.term == term), None)
+        if whole is not None:
+            name = whole.name
+        elif again is not None:  # it keeps the name that it has there
+            name = again.name
+            formulas = [tuple(d for d in ds if d.name != name) for ds in formulas]
+            program = _extracted(program, term, name)
+        else:
+            name = _fresh(_row_name(program, term), taken)
+            program = _extracted(program, term, name)
+        values: dict[Term, Term] = {term: Ref(name, term.type, term.at)}
+        formulas = [tuple(_with(d, values) for d in definitions) for definitions in formulas]
+        wanted[index + 1 :] = [replace_terms(other, values) for other in wanted[index + 1 :]]
+    return verify(program), formulas
+
+
+def _common_rows(program: Program, others: Sequence[tuple[Define, ...]]) -> list[Term]:
+    """The largest row numbers that both take a walk to compute."""
+    walked: set[str] = set()
+    rows: set[Term] = set()
+    for definition in program.definitions:
+        for term in walk(definition.term):
+            if _takes_walk(term, walked):
+                rows.add(term)
+        if _takes_walk(definition.term, walked):
+            walked.add(definition.name)
+    found: dict[Term, None] = {}
+
+    def look(term: Term) -> None:
+        if term in rows and term.type == _ROW_NUMBER:
+            found[term] = None
+        elif isinstance(term, Op):
+            for argument in term.arguments:
+                look(argument)
+
+    for definition in (d for definitions in others for d in definitions):
+        look(definition.term)
+    return list(found)
+
+
+def _takes_walk(term: Term, walked: Collection[str]) -> bool:
+    if not isinstance(term, Op) or term.type.kind is not Kind.PER_ROW:
+        return False
+    inside = list(walk(term))
+    return any(map(is_reduction, inside)) or any(name in walked for name in names_in(term))
+
+
+def _row_name(program: Program, term: Term) -> str:
+    assert isinstance(term, Op)
+    inside = describe(term.arguments[0] if is_reduction(term) else term)
+    if inside is not None and not is_reduction(term):
+        return inside
+    return f"{term.op}_{inside or _holder(program, term).name}"
+
+
+def _holder(program: Program, term: Term) -> Define:
+    """The first definition that a term is part of."""
+    return next(d for d in program.definitions if term in set(walk(d.term)))
+
+
+def _extracted(program: Program, term: Term, name: str) -> Program:
+    """The program with a definition of its own for a term inside one."""
+    first = _holder(program, term)
+    values: dict[Term, Term] = {term: Ref(name, term.type, term.at)}
+    definitions: list[Define] = []
+    for definition in program.definitions:
+        if definition is first:
+            definitions.append(Define(name, term, None, term.at))
+        definitions.append(_with(definition, values))
+    return Program(program.variables, tuple(definitions), program.results)
+
+
+def _with(definition: Define, values: Mapping[Term, Term]) -> Define:
+    term = replace_terms(definition.term, values)
+    return Define(definition.name, term, definition.text, definition.at)
+
+
+def replace_terms(term: Term, values: Mapping[Term, Term]) -> Term:
+    """The term with each of the keys inside it replaced by its value."""
+    if term in values:
+        return values[term]
+    if isinstance(term, Op):
+        arguments = tuple(replace_terms(argument, values) for argument in term.arguments)
+        return Op(term.op, arguments, term.type, term.at, term.like)
+    return term
 
 
 def _fresh(name: str, taken: set[str]) -> str:

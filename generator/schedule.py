@@ -22,7 +22,7 @@ from kgen.ir import (
     verify,
 )
 from kgen.lower import RowOp
-from kgen.rewrite import hoist, inline
+from kgen.rewrite import hoist, hoist_rows, inline
 from kgen.spec import Element, Kind
 
 
@@ -79,23 +79,63 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class OpSchedule:
-    """All kernels of an op. ``statistics`` pass from the split's first kernel to its second.
+class Pass:
+    """The kernels of one backward: ``name`` is ``backward`` or ``double_backward``.
 
-    ``statistics_for`` is the one gradient that they serve, if it is one and may be left out.
+    ``statistics`` pass from the split's first kernel to its second; ``statistics_for`` is the one
+    gradient that they serve, if it is one and may be left out.
     """
+
+    name: str
+    program: Program
+    kernels: tuple[Kernel, ...]
+    statistics: tuple[str, ...] = ()
+    column_sums: tuple[str, ...] = ()
+    statistics_for: str | None = None
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """The gradients that it gives."""
+        return self.program.results
+
+
+@dataclass(frozen=True, slots=True)
+class OpSchedule:
+    """All kernels of an op: forward's, and those of its backward and double backward if any."""
 
     row_op: RowOp
     forward: tuple[Kernel, ...]
-    backward: tuple[Kernel, ...]
-    statistics: tuple[str, ...]
-    column_sums: tuple[str, ...]
-    statistics_for: str | None = None
+    passes: tuple[Pass, ...] = ()
+
+    @property
+    def backward(self) -> tuple[Kernel, ...]:
+        """The kernels of the first backward."""
+        return self.passes[0].kernels if self.passes else ()
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The row values that pass between the kernels of the first backward's split."""
+        return self.passes[0].statistics if self.passes else ()
+
+    @property
+    def column_sums(self) -> tuple[str, ...]:
+        """The first gradients that are sums over all rows."""
+        return self.passes[0].column_sums if self.passes else ()
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel that walks rows, in the order of the file."""
-        return (*self.forward, *self.backward)
+        return (*self.forward, *(kernel for each in self.passes for kernel in each.kernels))
+
+    def sum_groups(self, each: Pass) -> str | None:
+        """The kernel that adds the groups' column sums of a pass, if it has any.
+
+        It knows only how many sums there are, so passes with as many as the first share it.
+        """
+        if not each.column_sums:
+            return None
+        is_shared = len(each.column_sums) == len(self.column_sums)
+        return f"{self.row_op.spec.op}_{'' if is_shared else 'double_'}sum_groups"
 
     def kernel(self, suffix: str) -> Kernel | None:
         """The kernel named ``<op>_<suffix>``, if the op has it."""
@@ -110,26 +150,31 @@ def schedule(row_op: RowOp) -> OpSchedule:
         Kernel(f"{op}_forward_resident", Form.TILE, row_op.forward),
         streaming(f"{op}_forward_streaming", row_op.forward),
     )
-    if row_op.backward is None:
-        return OpSchedule(row_op, forward, (), (), ())
-    sums = tuple(r.name for r in row_op.backward.results if r.kind is Kind.PER_COLUMN)
+    programs = (("backward", row_op.backward), ("double_backward", row_op.double_backward))
+    passes = tuple(_pass(op, name, program) for name, program in programs if program is not None)
+    return OpSchedule(row_op, forward, passes)
+
+
+def _pass(op: str, name: str, program: Program) -> Pass:
+    """Whole rows in registers or in chunks, and tiles of columns where some are summed."""
+    prefix = f"{op}_{name}"
+    sums = tuple(r.name for r in program.results if r.kind is Kind.PER_COLUMN)
     if not sums:
-        backward: tuple[Kernel, ...] = (
-            Kernel(f"{op}_backward_resident", Form.TILE, row_op.backward),
-            streaming(f"{op}_backward_streaming", row_op.backward),
+        kernels = (
+            Kernel(f"{prefix}_resident", Form.TILE, program),
+            streaming(f"{prefix}_streaming", program),
         )
-        return OpSchedule(row_op, forward, backward, (), ())
-    rows, columns, statistics = _split(row_op.backward)
-    resident = Kernel(f"{op}_backward_resident", Form.GROUPS, row_op.backward)
-    split_columns = Kernel(f"{op}_backward_split_columns", Form.SPLIT_COLUMNS, columns)
+        return Pass(name, program, kernels)
+    rows, columns, statistics = _split(program)
+    resident = Kernel(f"{prefix}_resident", Form.GROUPS, program)
+    split_columns = Kernel(f"{prefix}_split_columns", Form.SPLIT_COLUMNS, columns)
     if not rows.results:
-        return OpSchedule(row_op, forward, (resident, split_columns), (), sums)
-    split_rows = streaming(f"{op}_backward_split_rows", rows)
+        return Pass(name, program, (resident, split_columns), (), sums)
+    split_rows = streaming(f"{prefix}_split_rows", rows)
     gradient = _only_served(rows, columns, statistics)
     if gradient is not None:
         split_columns = replace(split_columns, may_lack=statistics)
-    backward = (resident, split_rows, split_columns)
-    return OpSchedule(row_op, forward, backward, statistics, sums, gradient)
+    return Pass(name, program, (resident, split_rows, split_columns), statistics, sums, gradient)
 
 
 def served(program: Program) -> dict[str, set[str]]:
@@ -189,7 +234,7 @@ def _is_statistic(definition: Define, levels: dict[str, int]) -> bool:
 
 def streaming(name: str, program: Program) -> Kernel:
     """The kernel that walks rows in chunks: as few walks as the reductions' order allows."""
-    program = hoist(program)
+    program = hoist_rows(hoist(program))
     merges = _merges(program)
     levels = _levels(program, merges)
     merged = {d.name for m in merges for d in (m.statistic, m.total)}
@@ -308,75 +353,3 @@ def _squared(term: Term) -> Term | None:
     if term.op == "pow" and isinstance(power, Literal) and power.value == 2:
         return base
     return base if term.op == "mul" and power == base else None
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A tile for rows of up to ``words`` padded columns (4-byte words of the compute type)."""
-
-    words: int
-    rows: int
-    warps: int
-    stages: int = 1
-    programs: int = 1
-
-
-FORWARD_TILES = (
-    Tile(64, 32, 4),
-    Tile(128, 16, 4),
-    Tile(256, 8, 4),
-    Tile(512, 4, 4),
-    Tile(1024, 2, 4),
-    Tile(2048, 2, 8),
-    Tile(4096, 1, 8),
-    Tile(8192, 1, 4),
-    Tile(16384, 1, 8),
-    Tile(32768, 1, 16),
-)
-GROUP_TILES = (
-    Tile(64, 32, 4, 3, 4),
-    Tile(128, 16, 4, 3, 4),
-    Tile(256, 8, 2, 3, 3),
-    Tile(512, 4, 2, 3, 3),
-    Tile(1024, 4, 4, 3, 2),
-    Tile(2048, 4, 8, 3, 1),
-    Tile(4096, 2, 8, 3, 1),
-    Tile(8192, 1, 8, 3, 1),
-    Tile(16384, 1, 16, 3, 1),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class TileRule:
-    """What the wrapper's plans are made of: a table for rows kept whole, and the chunks."""
-
-    forward: tuple[Tile, ...]
-    backward: tuple[Tile, ...]
-    streaming: Tile
-    split: Tile
-
-
-def live_matrices(kernel: Kernel) -> int:
-    """The matrices that a tile of this kernel holds at once: those it reads, and those it makes."""
-    read = [v for v in kernel.program.variables if v.type.kind is Kind.MATRIX]
-    made = [r for r in kernel.program.results if r.kind is Kind.MATRIX]
-    return len([v for v in read if v.type.element is not Element.BOOL]) + len(made)
-
-
-def tile_rule(plan: OpSchedule) -> TileRule:
-    """Tiles by width, shorter by half for each doubling of the matrices a program holds."""
-    forward = _within(FORWARD_TILES, 2, live_matrices(plan.forward[0]))
-    backward: tuple[Tile, ...] = ()
-    if plan.column_sums:
-        backward = _within(GROUP_TILES, 3, live_matrices(plan.backward[0]))
-    elif plan.backward:
-        backward = _within(FORWARD_TILES, 3, live_matrices(plan.backward[0]))
-    return TileRule(forward, backward, Tile(8192, 1, 16), Tile(2048, 1, 8, 3, 4))
-
-
-def _within(tiles: tuple[Tile, ...], usual: int, live: int) -> tuple[Tile, ...]:
-    drop = 0
-    while usual < live:
-        usual *= 2
-        drop += 1
-    return tiles[: len(tiles) - drop]

@@ -164,6 +164,7 @@ _SPEC: dict[str, Schema] = {
         {"const": "none", "description": "the op has no gradient"},
         {**_BLOCK, "description": "formulas that assign d<input> for every input with a gradient"},
     ),
+    "double_backward": {"type": "boolean", "default": False},
     "reference": _BLOCK,
     "limits": _LIMITS,
     "dtypes": {

@@ -122,6 +122,7 @@ class Spec:
     tolerances: dict[str, Tolerance] = field(default_factory=lambda: dict(DEFAULT_TOLERANCES))
     cases: tuple[Case, ...] = ()
     module: str | None = None
+    double_backward: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ SPEC_KEYS = (
     Key("outputs", "the results, in order, each with its dtype", True),
     Key("forward", "formulas that assign every output", True),
     Key("backward", "formulas that assign every gradient, or 'derive', or 'none'", True),
+    Key("double_backward", "true for gradients that can be differentiated once more"),
     Key("reference", "the body of a PyTorch function over the inputs and params: the oracle", True),
     Key("limits", "the largest row and the largest scratch"),
     Key("dtypes", "the floating dtypes that the op takes; all four when left out"),
@@ -149,7 +151,7 @@ SPEC_KEYS = (
     Key("cases", "worked examples for the tests, by name"),
     Key("module", "the class name of a torch.nn.Module around the op, such as RMSNorm"),
 )
-RESERVED_KEYS = ("tuning", "double_backward")
+RESERVED_KEYS = ("tuning",)
 INPUT_KEYS = (
     Key("kind", "how the values spread over the (M, N) matrix", True),
     Key("type", "what the entries are; int and bool inputs take no gradient"),
@@ -191,8 +193,9 @@ _GENERATED = """
     column_sum compute floor_divide floor_divide_int floor_modulo floor_modulo_int gradients
     group_sum has_columns math merge_exp_sum merge_moments n_sums name nan_maximum nan_minimum
     partials power problem round_half_even row_max row_mean row_min row_sum save stages
-    backward_plan clamp_int forward_plan mark_dirty mark_non_differentiable must needs_input_grad
-    save_for_backward saved_tensors set_materialize_grads takes
+    backward_plan clamp_int double_backward_plan forward_ctx forward_plan mark_dirty
+    mark_non_differentiable must needs_input_grad save_for_backward saved_tensors
+    set_materialize_grads takes
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
 """Names that generated code or the language of formulas uses itself."""
@@ -279,6 +282,21 @@ def case_problem(name: str) -> str | None:
 def gradient_name(name: str) -> str:
     """What the gradient of an input or an output is called in formulas."""
     return f"d{name}"
+
+
+def second_gradient_name(name: str) -> str:
+    """What the gradient is called that an input gets by way of the first gradients."""
+    return f"d2{name}"
+
+
+def differentiable_inputs(spec: Spec) -> tuple[Input, ...]:
+    """The inputs that get a gradient."""
+    return tuple(i for i in spec.inputs if i.grad and i.element is Element.FLOAT)
+
+
+def differentiable_outputs(spec: Spec) -> tuple[Output, ...]:
+    """The outputs that a gradient comes back for."""
+    return tuple(o for o in spec.outputs if has_gradient(o, spec.inputs))
 
 
 def has_gradient(output: Output, inputs: tuple[Input, ...]) -> bool:

@@ -33,6 +33,15 @@ class KernelView:
 
 
 @dataclass(frozen=True, slots=True)
+class SumsView:
+    """The kernel that adds up what groups of rows have left of each column sum."""
+
+    name: str
+    sums: tuple[str, ...]
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KernelsView:
     """The file ``kernels.py``."""
 
@@ -40,8 +49,7 @@ class KernelsView:
     header: str
     helpers: tuple[str, ...]
     kernels: tuple[KernelView, ...]
-    sums: tuple[str, ...]
-    sum_blocks: tuple[str, ...]
+    sum_groups: tuple[SumsView, ...]
 
 
 def header(spec: Spec) -> str:
@@ -52,15 +60,24 @@ def header(spec: Spec) -> str:
 def kernels_view(plan: OpSchedule) -> KernelsView:
     """The kernels of an op, with the helper functions they call."""
     spec = plan.row_op.spec
-    gradients = plan.row_op.backward.results if plan.row_op.backward else ()
-    kernels = tuple(_kernel_view(spec, k, len(gradients) > 1) for k in plan.kernels)
+    several = {
+        kernel.name: len(each.results) > 1 for each in plan.passes for kernel in each.kernels
+    }
+    kernels = tuple(_kernel_view(spec, k, several.get(k.name, False)) for k in plan.kernels)
     used = {helper for kernel in kernels for helper in kernel.body.helpers}
-    sums = plan.column_sums
+    sums = _sums_views(plan)
     if sums:
         used.add("group_sum")
-    return KernelsView(
-        spec.op, header(spec), helper_sources(used), kernels, sums, _sum_blocks(sums)
-    )
+    return KernelsView(spec.op, header(spec), helper_sources(used), kernels, sums)
+
+
+def _sums_views(plan: OpSchedule) -> tuple[SumsView, ...]:
+    found: dict[str, SumsView] = {}
+    for each in plan.passes:
+        name, sums = plan.sum_groups(each), each.column_sums
+        if name is not None and name not in found:
+            found[name] = SumsView(name, sums, _sum_blocks(sums))
+    return tuple(found.values())
 
 
 def _sum_blocks(sums: tuple[str, ...]) -> tuple[str, ...]:
@@ -149,5 +166,5 @@ def _summary(kernel: Kernel) -> str:
     merged = any(w.merges for w in kernel.walks)
     online = {MergeKind.EXP_SUM: "maximum and sum", MergeKind.MOMENTS: "mean and variance"}
     kinds = [online[m.kind] for w in kernel.walks for m in w.merges]
-    note = f", {' and '.join(dict.fromkeys(kinds))} together" if merged else ""
+    note = f", {', '.join(dict.fromkeys(kinds))} together" if merged else ""
     return f"Rows in chunks of BLOCK columns, walked {times}{note}."

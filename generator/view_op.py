@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kgen.ir import Role, Variable
-from kgen.lower import differentiable_inputs, differentiable_outputs
-from kgen.schedule import Kernel, OpSchedule, Tile, tile_rule
-from kgen.spec import Element, Input, Kind, Output, Param, Spec
-from kgen.view import header, pointers, strided
+from kgen.ir import Role
+from kgen.schedule import OpSchedule
+from kgen.spec import Element, Kind, Output, Param, Spec
+from kgen.tiles import tile_rule
+from kgen.view import header
+from kgen.view_autograd import AutogradView, arguments_before, autograd_view, first_arguments
+from kgen.view_module import ModuleView, module_view
+from kgen.view_pass import PassView, kernel_arguments, pass_view, tiles_text
+from kgen.view_words import annotated, annotated_param, given, join, lines, row_stride
 
 _DTYPE_LISTS = {Element.FLOAT: "FLOATS", Element.INT: "INTS", Element.BOOL: "BOOLS"}
 _SHAPES = {Kind.MATRIX: ".shape", Kind.PER_ROW: ".shape[:-1]", Kind.PER_COLUMN: ".shape[-1:]"}
 _SHAPE_DOCS = {Kind.MATRIX: "(..., N)", Kind.PER_ROW: "(...)", Kind.PER_COLUMN: "(N,)"}
 _INT64 = 2**63
-_PARTIAL = "(n_groups, n_columns), dtype=compute, device=device"
 _LAYOUTS = {
     Kind.MATRIX: "its rows must be evenly spaced and its columns adjacent",
     Kind.PER_ROW: "its values must be evenly spaced",
     Kind.PER_COLUMN: "its values must be adjacent",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleView:
-    """The ``torch.nn.Module`` around an op."""
-
-    name: str
-    holds: str
-    parameters: str
-    body: str
-    inputs: str
-    arguments: str
-    representation: str
+# When a call raises RuntimeError, by how many backwards the op has.
+_RUNTIME_ERRORS = (
+    "for an input that requires a gradient",
+    "when differentiated twice, or in forward mode",
+    "when differentiated three times, or in forward mode",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +53,13 @@ class OpView:
     has_bool_param: bool
     max_columns: int
     scratch_mib: int
-    sums: tuple[str, ...]
-    backward: bool
+    has_sums: bool
     forward_resident: int
-    backward_resident: int
     streaming_block: int
     streaming_warps: int
     split_block: int
     narrowest: int
     forward_tiles: str
-    backward_tiles: str
-    backward_tiles_doc: str
-    backward_long_plan: str
-    backward_resident_plan: str
     first: str
     returns: str
     parameters: str
@@ -97,22 +86,8 @@ class OpView:
     launch_parameters: str
     forward_allocations: str
     forward_arguments: str
-    saved_tensors: str
-    context: str
-    upstream_parameters: str
-    backward_call: str
-    backward_parameters: str
-    upstream_layouts: str
-    gradient_allocations: str
-    empty_gradients: str
-    gradients: str
-    n_sums: str
-    column_bytes: str
-    partials: str
-    split_rows: str
-    resident_arguments: str
-    split_columns_arguments: str
-    sum_arguments: str
+    autograd: AutogradView | None
+    passes: tuple[PassView, ...]
     module: ModuleView | None
 
 
@@ -142,11 +117,12 @@ def op_view(plan: OpSchedule) -> OpView:
     rule = tile_rule(plan)
     has = {p.element for p in spec.params}
     elements = {i.element for i in spec.inputs}
-    sums = plan.column_sums
+    class_name = spec.module or "".join(part.capitalize() for part in spec.op.split("_"))
+    has_backward = bool(plan.passes)
     return OpView(
         header=header(spec),
         op=spec.op,
-        class_name=spec.module or "".join(part.capitalize() for part in spec.op.split("_")),
+        class_name=class_name,
         summary=_sentence(spec.summary),
         source=spec.source,
         standard_imports=writer.standard_imports(),
@@ -161,19 +137,13 @@ def op_view(plan: OpSchedule) -> OpView:
         has_bool_param=Element.BOOL in has,
         max_columns=spec.limits.max_columns,
         scratch_mib=spec.limits.scratch_mib,
-        sums=sums,
-        backward=plan.row_op.backward is not None,
+        has_sums=writer.has_sums,
         forward_resident=rule.forward[-1].words,
-        backward_resident=rule.backward[-1].words if rule.backward else 0,
         streaming_block=rule.streaming.words,
         streaming_warps=rule.streaming.warps,
         split_block=rule.split.words,
         narrowest=rule.forward[0].words,
-        forward_tiles=_tiles(rule.forward, False),
-        backward_tiles=_tiles(rule.backward, bool(sums)),
-        backward_tiles_doc=", pipeline stages, programs a processor" if sums else "",
-        backward_long_plan=writer.long_plan(rule.split, rule.streaming),
-        backward_resident_plan=writer.resident_plan(rule.backward),
+        forward_tiles=tiles_text(rule.forward, False),
         first=writer.first,
         returns=writer.returns(),
         parameters=writer.parameters(),
@@ -182,53 +152,29 @@ def op_view(plan: OpSchedule) -> OpView:
         argument_docs=writer.argument_docs(),
         return_docs=writer.return_docs(),
         checks=writer.checks(),
-        inputs=_join(i.name for i in spec.inputs),
-        arguments=writer.arguments(),
-        float_inputs=_join(i.name for i in writer.floats),
+        inputs=join(i.name for i in spec.inputs),
+        arguments=join(first_arguments(spec)),
+        float_inputs=join(i.name for i in spec.inputs if i.element is Element.FLOAT),
         copies=writer.copies(),
         reference_call=writer.reference_call(),
-        runtime_error=(
-            "when differentiated twice, or in forward mode"
-            if writer.has_backward
-            else "for an input that requires a gradient"
-        ),
-        problem_parameters=_lines(f"{_annotated(i)}," for i in spec.inputs),
+        runtime_error=_RUNTIME_ERRORS[len(plan.passes)],
+        problem_parameters=lines(f"{annotated(i)}," for i in spec.inputs),
         layouts=writer.layouts(),
-        outputs=_join(o.name for o in spec.outputs),
+        outputs=join(o.name for o in spec.outputs),
         forward_results=writer.forward_results(),
         outputs_alone=writer.outputs_alone(),
         forward_returns=writer.forward_returns(),
-        save_false=", save=False" if writer.has_backward else "",
-        save_parameter="save: bool," if writer.has_backward else "",
-        save_doc="; with ``save``, keeps what backward needs" if writer.has_backward else "",
+        save_false=", save=False" if has_backward else "",
+        save_parameter="save: bool," if has_backward else "",
+        save_doc="; with ``save``, keeps what backward needs" if has_backward else "",
         launch_parameters=writer.launch_parameters(),
         forward_allocations=writer.forward_allocations(),
-        forward_arguments=writer.kernel_arguments(plan.forward[0]),
-        saved_tensors=_join(writer.saved_tensors),
-        context=writer.context(),
-        upstream_parameters=writer.upstream_parameters(),
-        backward_call=writer.backward_call(),
-        backward_parameters=writer.backward_parameters(),
-        upstream_layouts=writer.upstream_layouts(),
-        gradient_allocations=writer.gradient_allocations(),
-        empty_gradients=writer.empty_gradients(),
-        gradients=writer.gradient_tuple(),
-        n_sums=f"sum(total is not None for total in [{_join(sums)}])",
-        column_bytes=writer.column_bytes(),
-        partials=_lines(
-            line
-            for name in sums
-            for line in (
-                f"{name}_partial = None",
-                f"if {name} is not None:",
-                f"    {name}_partial = torch.empty({_PARTIAL})",
-            )
+        forward_arguments=kernel_arguments(plan.forward[0]),
+        autograd=autograd_view(plan, class_name),
+        passes=tuple(
+            pass_view(plan, each, rule, arguments_before(plan, each)) for each in plan.passes
         ),
-        split_rows=writer.split_rows(rule.streaming),
-        resident_arguments=writer.arguments_of("backward_resident"),
-        split_columns_arguments=writer.arguments_of("backward_split_columns"),
-        sum_arguments=_lines([*(f"{n}_partial," for n in sums), *(f"{n}," for n in sums)]),
-        module=writer.module(),
+        module=module_view(spec),
     )
 
 
@@ -239,53 +185,27 @@ class _Wrapper:
         self.plan = plan
         self.spec: Spec = plan.row_op.spec
         self.first = self.spec.inputs[0].name
-        self.floats = [i for i in self.spec.inputs if i.element is Element.FLOAT]
-        backward = plan.row_op.backward
-        self.has_backward = backward is not None
-        variables = backward.variables if backward else ()
-        kept = (Role.INPUT, Role.SAVED, Role.OUTPUT)
-        self.saved_variables = [v for v in variables if v.role in kept]
+        self.has_sums = any(each.column_sums for each in plan.passes)
         forward = plan.row_op.forward
-        tensors = {r.name: r.tensor for r in forward.results if r.role is Role.SAVED}
-        self.saved_names = list(tensors.values())
-        self.saved_tensors = [tensors.get(v.name, v.name) for v in self.saved_variables]
-        self.backward_params = [v for v in variables if v.role is Role.PARAM]
-        self.gradient_inputs = differentiable_inputs(self.spec) if backward else ()
-        self.gradients = [f"d{i.name}" for i in self.gradient_inputs]
+        self.saved_names = [r.tensor for r in forward.results if r.role is Role.SAVED]
 
     # --- the file
 
     def standard_imports(self) -> str:
-        lines = ["from collections import Counter"]
-        lines.append("from contextlib import AbstractContextManager, nullcontext")
-        if self.plan.column_sums:
-            lines.append("from functools import cache")
-        lines.append("from typing import Any, Literal, NamedTuple")
+        text = ["from collections import Counter"]
+        text.append("from contextlib import AbstractContextManager, nullcontext")
+        if self.has_sums:
+            text.append("from functools import cache")
+        text.append("from typing import Any, Literal, NamedTuple")
         if any(p.element is Element.FLOAT for p in self.spec.params):
-            lines.insert(0, "import sys")
+            text.insert(0, "import sys")
         if re.search(r"\bmath\.", self.spec.reference + self.checks()):
-            lines.insert(0, "import math")
-        return _lines(lines)
+            text.insert(0, "import math")
+        return lines(text)
 
     def kernel_names(self) -> tuple[str, ...]:
-        names = [k.name for k in self.plan.kernels]
-        if self.plan.column_sums:
-            names.append(f"{self.spec.op}_sum_groups")
-        return tuple(sorted(names))
-
-    def resident_plan(self, tiles: tuple[Tile, ...]) -> str:
-        if not tiles:
-            return ""
-        names = "rows, warps, stages, programs" if self.plan.column_sums else "rows, warps"
-        rest = names.removeprefix("rows, ")
-        lookup = f"{names} = BACKWARD_TILES[max(words, {tiles[0].words})]"
-        return f'{lookup}\nreturn Plan("resident", rows, block, {rest})'
-
-    def long_plan(self, split: Tile, streaming: Tile) -> str:
-        if self.plan.column_sums:
-            rest = f"{split.warps}, {split.stages}, {split.programs}"
-            return f'Plan("split", {split.rows}, SPLIT_BLOCK, {rest})'
-        return f'Plan("streaming", {streaming.rows}, STREAMING_BLOCK, {streaming.warps})'
+        sums = {self.plan.sum_groups(each) for each in self.plan.passes} - {None}
+        return tuple(sorted([*(k.name for k in self.plan.kernels), *map(str, sums)]))
 
     # --- the public function
 
@@ -296,31 +216,28 @@ class _Wrapper:
         return f"tuple[{', '.join(['torch.Tensor'] * len(outputs))}]"
 
     def parameters(self) -> str:
-        tensors = [f"{_annotated(i, default=True)}," for i in self.spec.inputs]
-        params = [f"{_annotated_param(p)}," for p in self.spec.params]
-        return _lines([*tensors, "*,", *params])
+        tensors = [f"{annotated(i, default=True)}," for i in self.spec.inputs]
+        params = [f"{annotated_param(p)}," for p in self.spec.params]
+        return lines([*tensors, "*,", *params])
 
     def reference_parameters(self) -> str:
-        tensors = [f"{_annotated(i, default=True)}," for i in self.spec.inputs]
-        return _lines([*tensors, *(f"{_annotated_param(p)}," for p in self.spec.params)])
+        tensors = [f"{annotated(i, default=True)}," for i in self.spec.inputs]
+        return lines([*tensors, *(f"{annotated_param(p)}," for p in self.spec.params)])
 
     def launch_parameters(self) -> str:
-        tensors = [f"{_annotated(i)}," for i in self.spec.inputs]
-        return _lines([*tensors, *(f"{p.name}: {p.element.value}," for p in self.spec.params)])
-
-    def arguments(self) -> str:
-        return _join([*(i.name for i in self.spec.inputs), *(p.name for p in self.spec.params)])
+        tensors = [f"{annotated(i)}," for i in self.spec.inputs]
+        return lines([*tensors, *(f"{p.name}: {p.element.value}," for p in self.spec.params)])
 
     def argument_docs(self) -> str:
-        lines = []
+        text = []
         for input_ in self.spec.inputs:
             element = f", {self._dtype_docs(input_.element)}"
             absent = (
                 "" if input_.absent is None else f", optional: {input_.absent:g} when not given"
             )
-            lines.append(f"{input_.name}: {_SHAPE_DOCS[input_.kind]}{element}{absent}.")
-        lines += [f"{p.name}: {_takes(p)}." for p in self.spec.params]
-        return _lines(lines)
+            text.append(f"{input_.name}: {_SHAPE_DOCS[input_.kind]}{element}{absent}.")
+        text += [f"{p.name}: {_takes(p)}." for p in self.spec.params]
+        return lines(text)
 
     def _dtype_docs(self, element: Element) -> str:
         dtypes = {Element.INT: ("int32", "int64"), Element.BOOL: ("bool",)}
@@ -329,16 +246,16 @@ class _Wrapper:
 
     def return_docs(self) -> str:
         inputs = {i.name for i in self.spec.inputs}
-        lines = []
+        text = []
         for output in self.spec.outputs:
             dtype = f"the dtype of {output.dtype}" if output.dtype in inputs else output.dtype
             kind = self.plan.row_op.output_kind(output)
-            lines.append(f"{output.name}: {_SHAPE_DOCS[kind]}, {dtype}.")
-        return _lines(lines)
+            text.append(f"{output.name}: {_SHAPE_DOCS[kind]}, {dtype}.")
+        return lines(text)
 
     def checks(self) -> str:
         op, first = self.spec.op, self.first
-        lines = [
+        text = [
             f'_check_tensor("{first}", {first}, FLOATS)',
             f"if {first}.dim() == 0 or {first}.shape[-1] == 0:",
             f"    shape = tuple({first}.shape)",
@@ -353,40 +270,38 @@ class _Wrapper:
                 f'_check_companion("{name}", {name}, {shape}, {first})',
             ]
             if input_.absent is None:
-                lines += checks
+                text += checks
             else:
-                lines += [f"if {name} is not None:", *(f"    {check}" for check in checks)]
-        lines += [_param_check(p) for p in self.spec.params]
-        return _lines(lines)
+                text += [f"if {name} is not None:", *(f"    {check}" for check in checks)]
+        text += [_param_check(p) for p in self.spec.params]
+        return lines(text)
 
     def copies(self) -> str:
-        lines = []
+        text = []
         for input_ in self.spec.inputs:
             name = input_.name
-            given = _given(name, input_.absent)
-            lines += [
-                f"if {given}{_stride_text(name, input_.kind)} is None:",
+            is_given = given(name, input_.absent)
+            text += [
+                f"if {is_given}{row_stride(name, input_.kind)} is None:",
                 f"    {name} = _copied({name})",
             ]
-        return _lines(lines)
+        return lines(text)
 
     def reference_call(self) -> str:
         """The reference, in the dtypes that the kernels would have given."""
         outputs = self.spec.outputs
-        call = f"{self.spec.op}_reference({self.arguments()})"
+        call = f"{self.spec.op}_reference({join(first_arguments(self.spec))})"
         if len(outputs) == 1:
             return f"return {call}.to({self._dtype(outputs[0])})"
-        names = _join(o.name for o in outputs)
-        return (
-            f"{names} = {call}\nreturn {_join(f'{o.name}.to({self._dtype(o)})' for o in outputs)}"
-        )
+        names = join(o.name for o in outputs)
+        return f"{names} = {call}\nreturn {join(f'{o.name}.to({self._dtype(o)})' for o in outputs)}"
 
     def _dtype(self, output: Output) -> str:
         is_input = any(i.name == output.dtype for i in self.spec.inputs)
         return f"{output.dtype}.dtype" if is_input else f"torch.{output.dtype}"
 
     def layouts(self) -> str:
-        return _lines(
+        return lines(
             f'("{i.name}", {i.name}, {i.kind is not Kind.PER_ROW}, "{_LAYOUTS[i.kind]}"),'
             for i in self.spec.inputs
         )
@@ -395,13 +310,13 @@ class _Wrapper:
 
     def forward_results(self) -> str:
         names = [*(o.name for o in self.spec.outputs), *self.saved_names]
-        return f"{names[0]}," if len(names) == 1 else _join(names)
+        return f"{names[0]}," if len(names) == 1 else join(names)
 
     def outputs_alone(self) -> str:
         """The targets of a forward without gradients, where nothing is saved."""
         if not self.saved_names:
             return self.forward_results()
-        return _join([*(o.name for o in self.spec.outputs), "*_"])
+        return join([*(o.name for o in self.spec.outputs), "*_"])
 
     def forward_returns(self) -> str:
         outputs = ["torch.Tensor"] * len(self.spec.outputs)
@@ -409,275 +324,17 @@ class _Wrapper:
         return f"tuple[{', '.join(outputs + saved)}]"
 
     def forward_allocations(self) -> str:
-        lines = [self._output_allocation(output) for output in self.spec.outputs]
+        text = [self._output_allocation(output) for output in self.spec.outputs]
         for name in self.saved_names:
             empty = f"torch.empty(n_rows, dtype=compute, device={self.first}.device)"
-            lines.append(f"{name} = {empty} if save else None")
-        return _lines(lines)
+            text.append(f"{name} = {empty} if save else None")
+        return lines(text)
 
     def _output_allocation(self, output: Output) -> str:
         kind = self.plan.row_op.output_kind(output)
         shape = f"{self.first}{_SHAPES[kind]}"
         rest = f"dtype={self._dtype(output)}, device={self.first}.device"
         return f"{output.name} = torch.empty({shape}, {rest})"
-
-    def arguments_of(self, suffix: str) -> str:
-        kernel = self.plan.kernel(suffix)
-        return "" if kernel is None else self.kernel_arguments(kernel)
-
-    def kernel_arguments(self, kernel: Kernel) -> str:
-        params = [v for v in kernel.program.variables if v.role is Role.PARAM]
-        of_ctx = "backward" in kernel.name
-        runtime = [v for v in params if v.type.element is not Element.BOOL]
-        flags = [v for v in params if v.type.element is Element.BOOL]
-        prefix = "ctx." if of_ctx else ""
-        return _lines(
-            [
-                *(f"{name}," for name in pointers(kernel)),
-                *(f"{_stride_text(v.name, v.type.kind)}," for v in strided(kernel.program)),
-                "n_rows,",
-                "n_columns,",
-                *(f"{prefix}{v.name}," for v in runtime),
-                *(f"{v.name.upper()}={prefix}{v.name}," for v in flags),
-            ]
-        )
-
-    # --- autograd
-
-    def context(self) -> str:
-        first = self.first
-        dtypes = [
-            (
-                f"{i.name}.dtype"
-                if i.absent is None
-                else f"None if {i.name} is None else {i.name}.dtype"
-            )
-            for i in self.gradient_inputs
-        ]
-        names = [f"ctx.d{i.name}_dtype" for i in self.gradient_inputs]
-        lines = [f"ctx.shape, ctx.device = {first}.shape, {first}.device"]
-        lines += [f"{name} = {dtype}" for name, dtype in zip(names, dtypes, strict=True)]
-        lines.append(f"ctx.compute = _compute_dtype({_join(i.name for i in self.floats)})")
-        lines += [f"ctx.{v.name} = {v.name}" for v in self.backward_params]
-        if len(differentiable_outputs(self.spec)) > 1:
-            lines.append("ctx.set_materialize_grads(False)")
-        fixed = [o.name for o in self.spec.outputs if o not in differentiable_outputs(self.spec)]
-        if fixed:
-            lines.append(f"ctx.mark_non_differentiable({_join(fixed)})")
-        return _lines(lines)
-
-    def _upstream(self) -> list[Variable]:
-        backward = self.plan.row_op.backward
-        return [v for v in backward.variables if v.role is Role.UPSTREAM] if backward else []
-
-    def upstream_parameters(self) -> str:
-        used = {v.name for v in self._upstream()}
-        several = len(differentiable_outputs(self.spec)) > 1
-        kind = "torch.Tensor | None" if several else "torch.Tensor"
-        names = [f"d{o.name}" if f"d{o.name}" in used else f"_d{o.name}" for o in self.spec.outputs]
-        return _lines(f"{name}: {kind}," for name in names)
-
-    def backward_call(self) -> str:
-        upstream = [v.name for v in self._upstream()]
-        names = [v.name for v in self.saved_variables]
-        tensors = _join([*names, *upstream])
-        returned = self._returned()
-        lines = []
-        if any(v.absent is not None for v in self._upstream()):
-            nothing = " and ".join(f"{name} is None" for name in upstream)
-            lines = [f"if {nothing}:", f"    return (None,) * {len(returned)}"]
-        if names:
-            lines.append(f"{_join(names)}{',' if len(names) == 1 else ''} = ctx.saved_tensors")
-        lines += [
-            "with torch.no_grad():",
-            f"    gradients = _backward(ctx, {tensors})",
-            "# Autograd runs backward with gradients enabled only under create_graph=True.",
-            "if torch.is_grad_enabled():",
-            f"    gradients = _once(gradients, {tensors})",
-            f"{self.gradient_tuple()} = gradients",
-        ]
-        lines.append(f"return {_join(returned)}{',' if len(returned) == 1 else ''}")
-        return _lines(lines)
-
-    def _returned(self) -> list[str]:
-        wanted = set(self.gradients)
-        tensors = [f"d{i.name}" if f"d{i.name}" in wanted else "None" for i in self.spec.inputs]
-        return [*tensors, *("None" for _ in self.spec.params)]
-
-    def gradient_tuple(self) -> str:
-        return f"({self.gradients[0]},)" if len(self.gradients) == 1 else _join(self.gradients)
-
-    def backward_parameters(self) -> str:
-        optional = {i.name for i in self.spec.inputs if i.absent is not None}
-        lines = []
-        for variable in [*self.saved_variables, *self._upstream()]:
-            may_lack = variable.name in optional or variable.absent is not None
-            kind = "torch.Tensor | None" if may_lack else "torch.Tensor"
-            lines.append(f"{variable.name}: {kind},")
-        return _lines(lines)
-
-    def upstream_layouts(self) -> str:
-        lines = []
-        for variable in self._upstream():
-            name = variable.name
-            given = _given(name, variable.absent)
-            lines += [
-                f"if {given}{_stride_text(name, variable.type.kind)} is None:",
-                '    calls["backward.copied"] += 1',
-                f"    {name} = _copied({name})",
-            ]
-        return _lines(lines)
-
-    def gradient_allocations(self) -> str:
-        lines = []
-        for input_ in self.gradient_inputs:
-            name = f"d{input_.name}"
-            index = self.spec.inputs.index(input_)
-            shape = {
-                Kind.MATRIX: "ctx.shape",
-                Kind.PER_ROW: "ctx.shape[:-1]",
-                Kind.PER_COLUMN: "n_columns",
-            }[input_.kind]
-            lines += [
-                f"{name} = None",
-                f"if ctx.needs_input_grad[{index}]:",
-                f"    {name} = torch.empty({shape}, dtype=ctx.{name}_dtype, device=device)",
-            ]
-        return _lines(lines)
-
-    def column_bytes(self) -> str:
-        """The sizes of the matrices that a backward kernel with column sums reads."""
-        if not self.plan.column_sums:
-            return ""
-        optional = {i.name for i in self.spec.inputs if i.absent is not None}
-        sizes = []
-        for variable in self.plan.backward[0].program.variables:
-            name = variable.name
-            if variable.type.kind is not Kind.MATRIX:
-                continue
-            may_lack = name in optional or variable.absent is not None
-            sizes.append(
-                f"(0 if {name} is None else {name}.itemsize)" if may_lack else f"{name}.itemsize"
-            )
-        total = " + ".join(sizes) or "1"
-        return (
-            f"max(1, {total})" if all(size.startswith("(") for size in sizes) and sizes else total
-        )
-
-    def empty_gradients(self) -> str:
-        sums = self.plan.column_sums
-        values = [
-            f"{name}.zero_() if {name} is not None else None" if name in sums else name
-            for name in self.gradients
-        ]
-        return f"({values[0]},)" if len(values) == 1 else _join(values)
-
-    def split_rows(self, tile: Tile) -> str:
-        """The launch of the split's first kernel, where something needs it."""
-        kernel = self.plan.kernel("backward_split_rows")
-        if kernel is None:
-            return ""
-        allocations = [
-            f"{name} = torch.empty(n_rows, dtype=compute, device=device)"
-            for name in self.plan.statistics
-        ]
-        launch = [
-            f"{kernel.name}[(n_rows,)](",
-            self.kernel_arguments(kernel),
-            "COMPUTE=TRITON_DTYPES[compute],",
-            "ROWS=1,",
-            "BLOCK=STREAMING_BLOCK,",
-            f"num_warps={tile.warps},",
-            ")",
-        ]
-        lines = [*allocations, *launch]
-        if self.plan.statistics_for is None:
-            return _lines(lines)
-        # Where nobody wants what they are for, the first kernel is not launched.
-        absent = [f"{name} = None" for name in self.plan.statistics]
-        inside = _lines(f"    {line}" for text in lines for line in text.splitlines())
-        return _lines([*absent, f"if {self.plan.statistics_for} is not None:", inside])
-
-    # --- the module
-
-    def module(self) -> ModuleView | None:
-        spec = self.spec
-        if not spec.module:
-            return None
-        held = [i for i in spec.inputs if i.kind is Kind.PER_COLUMN and i.element is Element.FLOAT]
-        rest = [i for i in spec.inputs if i not in held]
-        optional = [i for i in held if i.absent is not None]
-        params = [f"{_annotated_param(p)}," for p in spec.params]
-        body = [f"self.{p.name} = {p.name}" for p in spec.params]
-        for input_ in held:
-            body += _module_parameter(input_)
-        arguments = [i.name if i in rest else f"self.{i.name}" for i in spec.inputs]
-        arguments += [f"{p.name}=self.{p.name}" for p in spec.params]
-        shown = ["{self.columns}", *(f"{p.name}={{self.{p.name}}}" for p in spec.params)]
-        shown += [f"{i.name}={{self.{i.name} is not None}}" for i in optional]
-        return ModuleView(
-            name=spec.module,
-            holds=" and ".join(f"``{i.name}``" for i in held) or "its parameters",
-            parameters=_lines([*params, *(f"{i.name}: bool = True," for i in optional)]),
-            body=_lines(body),
-            inputs=_join(_annotated(i, default=True) for i in rest),
-            arguments=_join(arguments),
-            representation=_text_of(shown),
-        )
-
-
-def _text_of(parts: list[str]) -> str:
-    """The parts of a text as one f-string, or one a line where they are many."""
-    whole = f'f"{", ".join(parts)}"'
-    if len(whole) <= 80:
-        return whole
-    return _lines(f'f"{part}{"" if part is parts[-1] else ", "}"' for part in parts)
-
-
-def _module_parameter(input_: Input) -> list[str]:
-    name = input_.name
-    start = 0.0 if input_.absent is None else input_.absent
-    full = f"torch.full((columns,), {start!r}, device=device, dtype=dtype)"
-    parameter = f"torch.nn.Parameter({full})"
-    if input_.absent is None:
-        return [f"self.{name} = {parameter}"]
-    return [f"self.{name} = {parameter} if {name} else None"]
-
-
-def _lines(lines: Iterable[str]) -> str:
-    return "\n".join(lines)
-
-
-def _join(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
-def _tiles(tiles: tuple[Tile, ...], is_grouped: bool) -> str:
-    rows = []
-    for tile in tiles:
-        rest = f", {tile.stages}, {tile.programs}" if is_grouped else ""
-        rows.append(f"{tile.words}: ({tile.rows}, {tile.warps}{rest}),")
-    return _lines(rows)
-
-
-def _annotated(input_: Input, default: bool = False) -> str:
-    if input_.absent is None:
-        return f"{input_.name}: torch.Tensor"
-    return f"{input_.name}: torch.Tensor | None{' = None' if default else ''}"
-
-
-def _annotated_param(param: Param) -> str:
-    return f"{param.name}: {param.element.value} = {param.default!r}"
-
-
-def _given(name: str, absent: float | None) -> str:
-    """What stands before a question about a tensor that may not be there."""
-    return "" if absent is None else f"{name} is not None and "
-
-
-def _stride_text(name: str, kind: Kind) -> str:
-    columns = ", has_columns=False" if kind is Kind.PER_ROW else ""
-    return f"_row_stride({name}{columns})"
 
 
 def _takes(param: Param) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kgen import expr
+from kgen.ir import Role
+from kgen.lower import RowOp
 from kgen.spec import FLOAT_DTYPES, Case, Element, Input, Kind, Output, Param, Spec
 
 
@@ -36,10 +38,12 @@ class TestView:
     optional: bool
     mixed: bool
     column_sums: bool
+    second_order: bool
 
 
-def test_view(spec: Spec) -> TestView:
-    """What the test file of a spec says; it depends on the spec alone."""
+def test_view(row_op: RowOp) -> TestView:
+    """What the test file of an op says."""
+    spec = row_op.spec
     gradients = _gradients(spec)
     optional = [entry.name for entry in spec.inputs if entry.absent is not None]
     floats = [entry for entry in spec.inputs if entry.element is Element.FLOAT]
@@ -52,7 +56,7 @@ def test_view(spec: Spec) -> TestView:
         params=tuple(_param(param) for param in spec.params),
         outputs=tuple(_output(output) for output in spec.outputs),
         tolerances=tuple(_tolerances(spec)),
-        facts=tuple(_facts(spec)),
+        facts=tuple(_facts(row_op)),
         dtypes=_tuple(_quote(dtype) for dtype in spec.dtypes),
         special_dtypes=_some_dtypes(spec, "float16", "float32"),
         narrow_dtypes=_some_dtypes(spec, "float16", "bfloat16"),
@@ -66,6 +70,7 @@ def test_view(spec: Spec) -> TestView:
         optional=bool(optional),
         mixed=len(floats) > 1,
         column_sums=any(entry.kind is Kind.PER_COLUMN for entry in gradients),
+        second_order=spec.double_backward,
     )
 
 
@@ -116,24 +121,26 @@ def _tolerances(spec: Spec) -> Iterator[str]:
         yield f"{_quote(dtype)}: testing.Tolerance({numbers})"
 
 
-def _facts(spec: Spec) -> Iterator[str]:
+def _facts(row_op: RowOp) -> Iterator[str]:
     """The keyword arguments of ``testing.Op`` that differ from their defaults."""
+    spec = row_op.spec
     if spec.dtypes != FLOAT_DTYPES:
         yield f"dtypes={_tuple(_quote(dtype) for dtype in spec.dtypes)}"
     if any("row" in _names(line.value) for line in spec.forward):
         yield "positional=True"
     if not _gradients(spec):
         yield "differentiable=False"
-    elif _reuses_outputs(spec):
+    elif _reuses_outputs(row_op):
         yield "reuses_outputs=True"
+    if spec.double_backward:
+        yield "second_order=True"
 
 
-def _reuses_outputs(spec: Spec) -> bool:
-    """Whether backward may start from a stored output; a derived one is not known here."""
-    if isinstance(spec.backward, str):
-        return True
-    outputs = {output.name for output in spec.outputs}
-    return any(outputs & _names(line.value) for line in spec.backward)
+def _reuses_outputs(row_op: RowOp) -> bool:
+    """Whether a backward starts from a stored output, which has been rounded to its dtype."""
+    programs = [p for p in (row_op.backward, row_op.double_backward) if p is not None]
+    variables = [v for program in programs for v in program.variables]
+    return any(v.role is Role.OUTPUT and v.type.kind is Kind.MATRIX for v in variables)
 
 
 def _names(tree: expr.Expr) -> set[str]:

@@ -110,7 +110,7 @@ def _source(
 
 
 def record(op: ModuleType, spec: Spec, target: str) -> None:
-    """Run forward and backward of each case: dtype, N, whether optional inputs are given."""
+    """Run forward and all backwards of each case: dtype, N, whether optional inputs are given."""
     context: dict[str, Any] = {}
     for attribute, value in list(vars(op).items()):
         if isinstance(value, triton.JITFunction):
@@ -139,7 +139,12 @@ def _run(op: ModuleType, spec: Spec, dtype: torch.dtype, n_columns: int, optiona
     results = results if isinstance(results, tuple) else (results,)
     if is_trained:
         wanted = [result for result in results if result.requires_grad]
-        torch.autograd.backward(wanted, [torch.zeros_like(result) for result in wanted])
+        leaves = [leaf for leaf in arguments if leaf is not None and leaf.requires_grad]
+        above = [torch.zeros_like(result).requires_grad_() for result in wanted]
+        first = torch.autograd.grad(wanted, leaves, above, create_graph=spec.double_backward)
+        if spec.double_backward:
+            seconds = [torch.zeros_like(gradient) for gradient in first]
+            torch.autograd.grad(first, [*leaves, *above], seconds, allow_unused=True)
 
 
 def main() -> None:

@@ -90,6 +90,13 @@ def test_layernorm() -> None:
     assert (spec.limits, spec.tolerances) == (Limits(), DEFAULT_TOLERANCES)
 
 
+@pytest.mark.parametrize(("line", "is_double"), [("", False), ("true", True), ("false", False)])
+def test_double_backward(line: str, is_double: bool) -> None:
+    key = f"double_backward: {line}\n" if line else ""
+    spec = read(SMALL.replace("backward: none\n", f"backward: derive\n{key}"))
+    assert (spec.backward, spec.double_backward) == ("derive", is_double)
+
+
 def test_everything_said() -> None:
     spec = read(
         SMALL.replace("  x: matrix\n", "  x: matrix\n  t: {kind: per_row, type: int, absent: -1}\n")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,10 @@ from kgen.spec import Element, Spec, gradient_name, name_problem
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = sorted((ROOT / "tests" / "zoo").glob("*.yaml"))
-NAMES = [path.stem for path in ZOO]
+# Ops of the zoo whose formulas are also derived, under another name.
+DERIVED = ("add_rmsnorm", "cross_entropy", "gated_rmsnorm", "log_softmax", "standard_softmax")
+FILES = [path.stem for path in ZOO]
+NAMES = [*FILES, *(f"{name}_derived" for name in DERIVED)]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
     **{"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
@@ -37,11 +41,25 @@ SELECTION = """
     or test_optional_inputs and lowered
     or test_gradient_of_one_output and lowered
     or test_gradcheck and tiny and 3
+    or test_second_order and float32 and 257 and 17 and lowered
+    or test_second_order and float64 and 257 and 17 and shipped
+    or test_second_order and float64 and 0
+    or test_second_order_of and lowered
+    or test_second_order_for and lowered
+    or test_second_upstream_layout and every and shipped
+    or test_gradgradcheck and tiny and 3
+    or test_first_order_alone or test_third_derivative
 """
 
 
-def build(specs: Sequence[Path], folder: Path) -> dict[str, str]:
-    loaded = [load(path) for path in specs]
+def zoo() -> list[Spec]:
+    """Every spec of the zoo, and some once more with a derived backward."""
+    specs = [load(path) for path in ZOO]
+    chosen = [spec for spec in specs if spec.op in DERIVED]
+    return specs + [replace(s, op=f"{s.op}_derived", backward="derive") for s in chosen]
+
+
+def build(loaded: Sequence[Spec], folder: Path) -> dict[str, str]:
     files = render_all(loaded)
     write(plan_changes(files, folder, [spec.op for spec in loaded]), folder)
     return files
@@ -63,7 +81,7 @@ def run_tests(folder: Path, selection: str, *paths: str) -> subprocess.Completed
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All zoo ops, built in one go outside the repository."""
     target = tmp_path_factory.mktemp("somewhere") / "ops"
-    build(ZOO, target)
+    build(zoo(), target)
     return target
 
 
@@ -74,7 +92,7 @@ def outcome(folder: Path) -> str:
     return run.stdout + run.stderr
 
 
-@pytest.mark.parametrize("path", ZOO, ids=NAMES)
+@pytest.mark.parametrize("path", ZOO, ids=FILES)
 def test_file_and_op_have_one_name(path: Path) -> None:
     assert load(path).op == path.stem
 
@@ -90,7 +108,7 @@ def test_generated_tests_pass(name: str, outcome: str) -> None:
 
 def test_the_ops_need_torch_and_triton_alone(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "run_alone.py", folder, *map(describe, map(load, ZOO))],
+        [sys.executable, ROOT / "tests" / "run_alone.py", folder, *map(describe, zoo())],
         cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,
@@ -119,10 +137,9 @@ def test_the_zoo_has_every_sort_of_input() -> None:
 # --- names ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ZOO, ids=NAMES)
-def test_no_spec_can_take_a_name_that_its_functions_use(path: Path, folder: Path) -> None:
+@pytest.mark.parametrize("spec", zoo(), ids=NAMES)
+def test_no_spec_can_take_a_name_that_its_functions_use(spec: Spec, folder: Path) -> None:
     """What a generated function reads besides the spec's own names is refused as a name."""
-    spec = load(path)
     own = names_of(spec)
     for file in (f"{spec.op}/kernels.py", f"{spec.op}/op.py"):
         for function in ast.walk(ast.parse((folder / file).read_text(encoding="utf-8"))):
@@ -177,9 +194,9 @@ def changed(name: str, old: str, new: str, folder: Path) -> dict[str, tuple[int,
     path = folder / "specs" / source.name
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")
-    before = build([path], folder)
+    before = build([load(path)], folder)
     path.write_text(text.replace(old, new), encoding="utf-8")
-    after = build([path], folder)
+    after = build([load(path)], folder)
     return {file: lost_and_gained(before[file], after[file]) for file in after}
 
 

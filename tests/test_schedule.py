@@ -8,18 +8,9 @@ import pytest
 from kgen.ir import Role, verify
 from kgen.load import load
 from kgen.lower import RowOp, lower
-from kgen.schedule import (
-    FORWARD_TILES,
-    GROUP_TILES,
-    Form,
-    Kernel,
-    MergeKind,
-    OpSchedule,
-    live_matrices,
-    schedule,
-    tile_rule,
-)
+from kgen.schedule import Form, Kernel, MergeKind, OpSchedule, schedule
 from kgen.spec import Kind
+from kgen.tiles import FORWARD_TILES, GROUP_TILES, live_matrices, tile_rule
 from small_op import ROOT, kernel, shipped, small_op
 
 ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])

@@ -61,6 +61,9 @@ RIGHT: dict[str, Step] = {
     "stored": lambda rstd, dtype: rstd,
     "eps": lambda eps: eps,
     "twice": lambda: True,
+    "cast": lambda y, dtype: y.to(dtype),
+    "save": lambda ctx, *tensors: ctx.save_for_backward(*tensors),
+    "too_long": lambda n, most: n > most,
 }
 
 
@@ -74,6 +77,7 @@ def fake(**steps: Step) -> testing.Op:
         FORWARD_RESIDENT_WORDS=32768,
         BACKWARD_RESIDENT_WORDS=16384,
         MAX_COLUMNS=262144,
+        MAX_ROWS=2**30,
         SCRATCH_BYTES=2**26,
         calls=Counter(),
     )
@@ -93,14 +97,14 @@ def fake(**steps: Step) -> testing.Op:
 
 def _call(module, do, x, weight=None, *, eps=1e-6, on_unsupported="raise"):
     _check_types(x, weight, eps, on_unsupported)
-    problem = _problem(module, x, weight)
+    problem = _problem(module, x, weight, do["too_long"])
     if problem and on_unsupported == "copy":
         module.calls["forward.copied"] += 1
-        x = canonical(x)
-        problem = _problem(module, x, weight)
+        x, weight = canonical(x), None if weight is None else canonical(weight)
+        problem = _problem(module, x, weight, do["too_long"])
     if problem and on_unsupported == "reference":
         module.calls["forward.reference"] += 1
-        return module.fake_reference(x, weight, eps)
+        return do["cast"](module.fake_reference(x, weight, eps), x.dtype)
     if problem:
         raise ValueError(f"fake: {problem}")
     return _Function.apply(module, do, x, weight, do["eps"](eps))
@@ -124,7 +128,7 @@ def _check_types(x, weight, eps, on_unsupported):
         raise ValueError(f"fake: weight has shape {tuple(weight.shape)}")
 
 
-def _problem(module, x, weight):
+def _problem(module, x, weight, too_long):
     for name, tensor in {"x": x, "weight": weight}.items():
         if tensor is None:
             continue
@@ -134,8 +138,10 @@ def _problem(module, x, weight):
             return f"the columns of {name} have stride {tensor.stride(-1)}"
     if x.dim() > 2 and x.stride(0) != x.stride(1) * x.shape[1] and min(x.shape[:2]) > 1:
         return "the rows of x are not evenly apart"
-    if x.shape[-1] > module.MAX_COLUMNS:
+    if too_long(x.shape[-1], module.MAX_COLUMNS):
         return f"x has {x.shape[-1]} columns; it takes {module.MAX_COLUMNS}"
+    if x.numel() // x.shape[-1] > module.MAX_ROWS:
+        return f"x has {x.numel() // x.shape[-1]} rows; it takes {module.MAX_ROWS}"
     return None
 
 
@@ -152,13 +158,13 @@ class _Function(torch.autograd.Function):
         wide, scale = x.to(compute), scale.to(compute)
         rstd = do["rstd"](wide, eps)
         y = do["y"](wide, rstd, scale).to(x.dtype)
-        ctx.save_for_backward(x, weight, do["stored"](rstd, x.dtype))
+        do["save"](ctx, x, weight, do["stored"](rstd, x.dtype))
         ctx.module, ctx.do, ctx.compute = module, do, compute
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        x, weight, rstd = ctx.saved_tensors
+        x, weight, rstd = ctx.saved_tensors or ctx.kept
         module, do, compute = ctx.module, ctx.do, ctx.compute
         if torch.is_grad_enabled() and do["twice"]():
             raise RuntimeError("fake: not differentiable twice")
@@ -209,6 +215,7 @@ def test_a_right_op_passes_what_no_dtype_matters_for(path):
         testing.check_gradcheck(op, 3, given, "tiny")
     for wanted in testing.subsets(op.gradients, smallest=1):
         testing.check_wanted(op, wanted, path)
+        testing.check_memory(op, wanted, path)
     for dtypes in testing.mixtures(op):
         testing.check_mixed(op, dtypes, path)
     for dtype in ("float16", "bfloat16"):
@@ -230,6 +237,8 @@ def test_a_right_op_passes_the_contract():
         for way in ("copy", "reference"):
             testing.check_way_out(op, layout, way)
     testing.check_too_long(op)
+    testing.check_at_the_limit(op)
+    testing.check_changed(op)
     testing.check_grad_mode(op)
     testing.check_twice(op)
     testing.check_sum(op)
@@ -248,9 +257,14 @@ def loss_reference(x, target, scale, mask=None, bias=None, margin=0.5, flip=Fals
 def loss_op(wrong: Step = lambda loss, y: (loss, y)) -> testing.Op:
     module = ModuleType("loss")
 
+    def counted(gradient):
+        module.__dict__["calls"]["backward.column_sums"] += 1
+
     def loss(x, target, scale, mask=None, bias=None, *, margin=0.5, flip=False):
         narrow = [None if t is None else t.contiguous() for t in (x, target, scale, mask, bias)]
         module.__dict__["calls"]["forward.resident"] += 1
+        if narrow[-1] is not None and narrow[-1].requires_grad and torch.is_grad_enabled():
+            narrow[-1].register_hook(counted)
         wide = [t.float() if t is not None and t.is_floating_point() else t for t in narrow]
         value, y = wrong(*loss_reference(*wide, margin, flip))
         return value, y.to(x.dtype)
@@ -468,6 +482,50 @@ def test_column_sums_that_nobody_wants():
     assert "column sums that nobody wants" in text
 
 
+def test_a_gradient_that_is_made_for_nothing():
+    def dweight(x, rstd, dy):
+        torch.empty(dy.shape[-1])  # a row of partial sums
+        return right_dweight(x, rstd, dy)
+
+    def dx(x, rstd, weight, dy):
+        torch.empty(dy.shape, dtype=torch.float32)
+        return right_dx(x, rstd, weight, dy)
+
+    testing.check_memory(fake(dweight=dweight), ("weight",), "shipped")
+    op = fake(dx=dx)
+    text = failure(lambda: testing.check_memory(op, ("x",), "shipped"))
+    assert text == (
+        "fake, memory for gradients of ('x',), float16 shipped:\n"
+        "backward allocated 6020 bytes; 3010 for gradients, 0 for sums and 160 for values of rows "
+        "would do"
+    )
+
+
+def test_a_saved_tensor_that_autograd_does_not_watch():
+    op = fake(save=lambda ctx, *tensors: setattr(ctx, "kept", tensors))
+    testing.check_gradients(op, (17, 257), "float32")
+    text = failure(lambda: testing.check_changed(op))
+    assert "dx after a change of weight: not the same bits" in text
+    assert "dweight after a change of x: not the same bits" in text
+
+
+def test_column_sums_that_are_not_counted():
+    op = fake()
+    op.module.calls = _Without("backward.column_sums")
+    text = failure(lambda: testing.check_wanted(op, ("weight",), "shipped"))
+    assert "column sums are not counted in {'forward.resident': 1, 'backward.resident': 1}" in text
+
+
+class _Without(Counter):
+    def __init__(self, name=""):
+        super().__init__()
+        self.name = name
+
+    def __setitem__(self, name, count):
+        if name != self.name:
+            super().__setitem__(name, count)
+
+
 def test_a_row_that_depends_on_its_neighbours():
     def y(x, rstd, weight):
         return right_y(x, rstd, weight) * (1 + 1e-6 * (x.shape[0] > 1))
@@ -554,6 +612,20 @@ def test_a_worked_case():
 # --- the contract ---
 
 
+def test_the_longest_row_that_is_refused():
+    op = fake(too_long=lambda n, most: n >= most)
+    testing.check_too_long(op)
+    with pytest.raises(ValueError, match="x has 33 columns; it takes 33"):
+        testing.check_at_the_limit(op)
+
+
+def test_a_reference_that_is_not_cast():
+    op = fake(cast=lambda y, dtype: y)
+    testing.check_way_out(op, "transposed", "copy")
+    text = failure(lambda: testing.check_way_out(op, "transposed", "reference"))
+    assert "y: torch.float64, not torch.float32" in text
+
+
 def test_a_call_that_is_not_refused():
     op = fake()
     op.module._problem = None
@@ -582,7 +654,7 @@ def test_a_refusal_that_does_not_help(error, text):
 
 def test_refusals_cover_every_argument():
     named = {str(refusal) for refusal in testing.refusals(fake())}
-    assert {"x-none", "x-int64", "x-swapped", "x-too_many_columns"} <= named
+    assert {"x-none", "x-int64", "x-swapped", "x-too_many_columns", "x-too_many_rows"} <= named
     assert {"weight-one_longer", "weight-one_value", "weight-meta_device"} <= named
     assert {"eps-below_minimum", "eps-nan", "eps-tensor", "on_unsupported-unknown"} <= named
     assert "weight-none" not in named

@@ -216,7 +216,10 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        raise RuntimeError("layernorm: there is no second derivative")
+        raise RuntimeError(
+            "layernorm: there is no second derivative; build it with "
+            "`double_backward: true` in its spec"
+        )
 
 
 def _once(

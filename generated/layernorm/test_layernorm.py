@@ -127,6 +127,10 @@ def test_rows_over_the_limit():
     testing.check_too_long(OP)
 
 
+def test_at_the_limit():
+    testing.check_at_the_limit(OP)
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("layout", testing.UPSTREAM_LAYOUTS)
 def test_upstream_layout(layout, path):
@@ -139,6 +143,16 @@ def test_backward_of_a_sum():
 
 def test_grad_mode():
     testing.check_grad_mode(OP)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("wanted", testing.subsets(OP.gradients, smallest=1), ids=str)
+def test_memory_of_backward(wanted, path):
+    testing.check_memory(OP, wanted, path)
+
+
+def test_arguments_changed_before_backward():
+    testing.check_changed(OP)
 
 
 def test_second_derivative_raises():

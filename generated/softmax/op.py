@@ -139,7 +139,10 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        raise RuntimeError("softmax: there is no second derivative")
+        raise RuntimeError(
+            "softmax: there is no second derivative; build it with "
+            "`double_backward: true` in its spec"
+        )
 
 
 def _once(

@@ -34,7 +34,10 @@ from kgen.testing.exactness import (
 from kgen.testing.interpreter import require_device
 from kgen.testing.layouts import INPUT_LAYOUTS, REFUSED_LAYOUTS, UPSTREAM_LAYOUTS
 from kgen.testing.promises import (
+    check_at_the_limit,
+    check_changed,
     check_grad_mode,
+    check_memory,
     check_refusal,
     check_scratch,
     check_too_long,
@@ -44,6 +47,16 @@ from kgen.testing.promises import (
 )
 from kgen.testing.report import Report
 from kgen.testing.samples import mixtures, subsets
+from kgen.testing.second_order import (
+    check_first_order_alone,
+    check_gradgradcheck,
+    check_second_order,
+    check_second_order_layout,
+    check_second_order_of,
+    check_second_order_optional,
+    check_second_order_wanted,
+    check_thrice,
+)
 from kgen.testing.special import SPECIAL_ROWS
 
 __all__ = [
@@ -59,21 +72,32 @@ __all__ = [
     "Refusal",
     "Report",
     "Tolerance",
+    "check_at_the_limit",
     "check_bits",
+    "check_changed",
     "check_far_rows",
+    "check_first_order_alone",
     "check_forward",
     "check_grad_mode",
     "check_gradcheck",
+    "check_gradgradcheck",
     "check_gradients",
     "check_input_layout",
     "check_integers",
+    "check_memory",
     "check_mixed",
     "check_one_output",
     "check_optional",
     "check_refusal",
     "check_scratch",
+    "check_second_order",
+    "check_second_order_layout",
+    "check_second_order_of",
+    "check_second_order_optional",
+    "check_second_order_wanted",
     "check_special",
     "check_sum",
+    "check_thrice",
     "check_too_long",
     "check_twice",
     "check_untouched",

@@ -78,9 +78,10 @@ def _of_matrix(op: Op, entry: Input, right: torch.Tensor) -> Iterator[Refusal]:
         strided = arrange(_right(op, entry, shape), layout)
         yield Refusal(name, layout, ValueError, strided, shape)
     if entry == op.matrix:
-        few = {"MAX_COLUMNS": SHAPE[-1] - 1}
+        few, fewer = {"MAX_COLUMNS": SHAPE[-1] - 1}, {"MAX_ROWS": SHAPE[0] - 1}
         yield Refusal(name, "no_columns", ValueError, _right(op, entry, (4, 0)), (4, 0))
         yield Refusal(name, "too_many_columns", ValueError, right, constants=few)
+        yield Refusal(name, "too_many_rows", ValueError, right, constants=fewer)
     else:
         yield Refusal(name, "one_row_less", ValueError, right[1:])
         yield Refusal(name, "one_column_less", ValueError, right[:, 1:].contiguous())

@@ -104,7 +104,8 @@ class Op:
 
     ``differentiable`` is false for inference-only ops, and ``reuses_outputs`` tells that backward
     starts from a stored output, which has been rounded to its dtype. The values of an op that is
-    ``positional`` depend on where in the matrix a row stands.
+    ``positional`` depend on where in the matrix a row stands. With ``second_order`` the gradients
+    can be differentiated once more.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Op:
     positional: bool = False
     differentiable: bool = True
     reuses_outputs: bool = False
+    second_order: bool = False
     function: Callable[..., Any] = field(init=False)
     reference: Callable[..., Any] = field(init=False)
 

@@ -106,17 +106,18 @@ def check_input_layout(op: Op, layout: str, path: str) -> None:
     """Strided rows are taken as they are, without a copy, and change nothing."""
     shape = INPUT_LAYOUTS[layout]
     call = arguments(op, shape, op.usual)
-    strided = {
+    strided: Tensors = {
         entry.name: arrange(tensor, layout) if entry.kind == "matrix" else spread(tensor)
         for entry in op.inputs
         if entry.kind != "per_column" and (tensor := call.tensors[entry.name]) is not None
     }
-    plain = {name: canonical(tensor) for name, tensor in strided.items()}
+    plain = {name: canonical(present(tensor)) for name, tensor in strided.items()}
     with Report(op, shape, f"{layout} inputs, {path}") as report, paths.on_path(op, path):
         expected = both(op, call.with_tensors(plain))
-        got = both(op, call.with_tensors(strided), expected.upstream)
-        expect_agreement(report, got, expected)
-        report.expect(not got.calls["forward.copied"], "the input was copied")
+        for some in _together_and_alone(strided):
+            got = both(op, call.with_tensors({**plain, **some}), expected.upstream)
+            expect_agreement(report, got, expected)
+            report.expect(not got.calls["forward.copied"], f"of {[*some]} one was copied")
 
 
 def check_upstream_layout(op: Op, layout: str, path: str) -> None:
@@ -124,14 +125,15 @@ def check_upstream_layout(op: Op, layout: str, path: str) -> None:
     call = arguments(op, (5, 129), op.usual)
     with Report(op, (5, 129), f"{layout} upstream, {path}") as report, paths.on_path(op, path):
         drawn = upstream(op, forward(op, call).outputs)
-        strided = {n: arrange(dy, layout) for n, dy in drawn.items() if dy is not None}
-        plain = {name: canonical(dy) for name, dy in strided.items()}
+        strided: Tensors = {n: arrange(dy, layout) for n, dy in drawn.items() if dy is not None}
+        plain = {name: canonical(present(dy)) for name, dy in strided.items()}
         expected = backward(op, call, given=plain)
-        got = backward(op, call, given=strided)
-        expect_agreement(report, got, expected)
-        if all(out.shape == (5, 129) for out in expected.outputs.values()):
-            copied = bool(got.calls["backward.copied"])
-            report.expect(copied == UPSTREAM_LAYOUTS[layout], f"counted {dict(got.calls)}")
+        for some in _together_and_alone(strided):
+            got = backward(op, call, given={**drawn, **plain, **some})
+            expect_agreement(report, got, expected)
+            if all(out.shape == (5, 129) for out in expected.outputs.values()):
+                copied = bool(got.calls["backward.copied"])
+                report.expect(copied == UPSTREAM_LAYOUTS[layout], f"counted {dict(got.calls)}")
         report.expect(not expected.calls["backward.copied"], "a contiguous gradient was copied")
 
 
@@ -175,6 +177,12 @@ def check_far_rows(op: Op, path: str) -> None:
                 break
         got = both(op, call.with_tensors({op.matrix.name: matrix}), above)
         expect_agreement(report, got, expected)
+
+
+def _together_and_alone(tensors: Tensors) -> list[Tensors]:
+    """All of them, and each by itself: the strides of one must not pass for those of another."""
+    alone: list[Tensors] = [{name: tensor} for name, tensor in tensors.items()]
+    return [tensors, *alone] if len(alone) > 1 else [tensors]
 
 
 def _float(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -16,13 +16,16 @@ BOUNDARIES: dict[str, dict[str, int]] = {
     "lowered": {
         "FORWARD_RESIDENT_WORDS": 128,
         "BACKWARD_RESIDENT_WORDS": 64,
+        "DOUBLE_BACKWARD_RESIDENT_WORDS": 32,
         "STREAMING_BLOCK": 128,
         "SPLIT_BLOCK": 64,
+        "SUM_GROUPS": 2,
     },
     # For gradcheck, which can only afford rows of a few columns.
     "tiny": {
         "FORWARD_RESIDENT_WORDS": 4,
         "BACKWARD_RESIDENT_WORDS": 4,
+        "DOUBLE_BACKWARD_RESIDENT_WORDS": 4,
         "STREAMING_BLOCK": 4,
         "SPLIT_BLOCK": 4,
     },
@@ -59,6 +62,15 @@ def schedules(op: Op, n_columns: int, compute: torch.dtype) -> tuple[str, str]:
         f"forward.{'resident' if forward else 'streaming'}",
         f"backward.{'resident' if backward else long}",
     )
+
+
+def double_schedule(op: Op, n_columns: int, compute: torch.dtype) -> str:
+    """The call that a double backward of rows this long must be counted as."""
+    words = _padded(n_columns) * compute.itemsize // 4
+    if words <= op.module.DOUBLE_BACKWARD_RESIDENT_WORDS:
+        return "double_backward.resident"
+    is_split = hasattr(op.module, f"{op.name}_double_backward_split_columns")
+    return f"double_backward.{'split' if is_split else 'streaming'}"
 
 
 def wrong_path(expected: str, calls: Counter[str]) -> str | None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 import torch
 from kgen.testing import paths
 from kgen.testing.contract import Refusal
 from kgen.testing.description import Op
+from kgen.testing.expectations import expect_dtypes, expect_schedules
 from kgen.testing.interpreter import watched
 from kgen.testing.layouts import (
     REFUSED_LAYOUTS,
     arrange,
+    spread,
 )
 from kgen.testing.report import Report
 from kgen.testing.results import (
@@ -56,15 +60,27 @@ def check_refusal(op: Op, refusal: Refusal) -> None:
 
 
 def check_way_out(op: Op, layout: str, way: str) -> None:
-    """``on_unsupported="copy"`` and ``"reference"`` give the result and are counted."""
+    """``on_unsupported="copy"`` and ``"reference"`` give the result and are counted.
+
+    Every tensor has strides that the kernels do not take, and the reference may give its result
+    in any dtype.
+    """
     shape = REFUSED_LAYOUTS[layout]
     call = arguments(op, shape, op.usual)
-    matrix = arrange(present(call.tensors[op.matrix.name]), layout)
-    strided = call.with_tensors({op.matrix.name: matrix})
+    strided = call.with_tensors(
+        {
+            entry.name: _arranged(tensor, layout) if entry.kind == "matrix" else spread(tensor)
+            for entry in op.inputs
+            if (tensor := call.tensors[entry.name]) is not None
+        }
+    )
     counted = {"copy": "forward.copied", "reference": "forward.reference"}[way]
+    wide = {f"{op.name}_reference": _in_float64(op.reference)}
     with Report(op, shape, f"{layout} with on_unsupported={way!r}") as report:
-        got = forward(op, strided, on_unsupported=way)
+        with paths.constants(op, **wide):
+            got = forward(op, strided, on_unsupported=way)
         report.results(got, reference(op, strided))
+        expect_dtypes(report, call, got, contiguous=way == "copy")
         report.expect(got.calls[counted] == 1, f"counted {dict(got.calls)}")
         ran = paths.schedule_calls("forward", got.calls)
         report.expect(("forward.reference" in ran) == (way == "reference"), f"ran {ran}")
@@ -73,6 +89,28 @@ def check_way_out(op: Op, layout: str, way: str) -> None:
             report.results(got, reference(op, strided, like=got))
         plain = forward(op, call, on_unsupported=way)
         report.expect(not plain.calls[counted], f"contiguous rows counted {dict(plain.calls)}")
+
+
+def _arranged(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """The matrix in that layout; a row of one value has a mean that float32 gets right.
+
+    A variance of zeros would magnify its rounding beyond any tolerance, in the reference too.
+    """
+    if layout == "one_value" and tensor.is_floating_point():
+        tensor = (8 * tensor).round() / 8
+    return arrange(tensor, layout)
+
+
+def _in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, whose float results are all in float64."""
+
+    def wide(*arguments: Any, **keywords: Any) -> Any:
+        made = function(*arguments, **keywords)
+        results = made if isinstance(made, tuple) else (made,)
+        results = tuple(r.double() if r.is_floating_point() else r for r in results)
+        return results if isinstance(made, tuple) else results[0]
+
+    return wide
 
 
 def check_too_long(op: Op) -> None:
@@ -84,28 +122,65 @@ def check_too_long(op: Op) -> None:
         report.expect(got.calls == {"forward.reference": 1}, f"counted {dict(got.calls)}")
 
 
+def check_at_the_limit(op: Op) -> None:
+    """Rows as long, and as many, as the limits allow run in the kernels."""
+    shape = (4, 33)
+    call = arguments(op, shape, op.usual)
+    limits = {"MAX_COLUMNS": shape[1], "MAX_ROWS": shape[0]}
+    with Report(op, shape, "N and M at the limits") as report, paths.constants(op, **limits):
+        got = forward(op, call)
+        expect_schedules(report, call, got, ("forward",))
+        report.results(got, reference(op, call))
+
+
 def check_scratch(op: Op, budget_rows: int, path: str) -> None:
     """Column sums in a scratch of so many rows, however many rows the matrix has.
 
     The groups of rows that are summed depend on it, so the sums are checked as well.
     """
-    shape, sums = (17, 301), len(op.column_gradients)
-    call = arguments(op, shape, op.usual)
-    budget = budget_rows * 4 * shape[1] * sums
-    others = 2 * 4 * shape[1] * sums + 64 * shape[0]  # the gradients themselves, values of rows
-    with Report(op, shape, f"scratch of {budget_rows} rows, {path}") as report:
-        with paths.on_path(op, path), paths.constants(op, SCRATCH_BYTES=budget), watched():
-            leaves = leaves_of(op, call, op.column_gradients)
-            outputs = named(op, op.function(*leaves.values(), **call.params))
-            above = upstream(op, outputs)
-            with Allocations() as seen:
-                gradients = differentiate(outputs, leaves, above)
-        got = Result(outputs, gradients, above)
+    call = arguments(op, (17, 301), op.usual)
+    with Report(op, (17, 301), f"scratch of {budget_rows} rows, {path}") as report:
+        with paths.on_path(op, path):
+            got = _expect_bytes(report, call, op.column_gradients, budget_rows)
         report.results(got, reference(op, call, like=got))
-        report.expect(
-            seen.bytes <= budget + others,
-            f"backward allocated {seen.bytes} bytes, {budget} for sums and {others} for the rest",
-        )
+
+
+def check_memory(op: Op, wanted: tuple[str, ...], path: str) -> None:
+    """Backward makes room for the gradients that are wanted, in the dtypes of their inputs.
+
+    A gradient that nobody wants, or one that autograd has to round afterwards, shows nowhere else.
+    """
+    for dtype in dict.fromkeys((op.dtypes[0], op.usual)):
+        case = f"memory for gradients of {wanted}, {dtype} {path}"
+        with Report(op, LONG, case) as report, paths.on_path(op, path):
+            _expect_bytes(report, arguments(op, LONG, dtype), wanted, budget_rows=1)
+
+
+def _expect_bytes(
+    report: Report, call: Arguments, wanted: Collection[str], budget_rows: int
+) -> Result:
+    """Run backward for these inputs and watch what it allocates.
+
+    It may take the gradients themselves, for each column sum so many rows of scratch, and some
+    values of rows.
+    """
+    op, (n_rows, n_columns) = report.op, report.shape
+    sums = [name for name in wanted if name in op.column_gradients]
+    budget = budget_rows * n_columns * len(sums) * call.compute.itemsize
+    gradients = sum(present(call.tensors[name]).nbytes for name in wanted)
+    others = 8 * call.compute.itemsize * n_rows
+    with paths.constants(op, SCRATCH_BYTES=budget), watched():
+        leaves = leaves_of(op, call, wanted)
+        outputs = named(op, op.function(*leaves.values(), **call.params))
+        above = upstream(op, outputs)
+        with Allocations() as seen:
+            found = differentiate(outputs, leaves, above)
+    report.expect(
+        seen.bytes <= gradients + budget + others,
+        f"backward allocated {seen.bytes} bytes; {gradients} for gradients, {budget} for sums and "
+        f"{others} for values of rows would do",
+    )
+    return Result(outputs, found, above)
 
 
 def check_untouched(op: Op, path: str) -> None:
@@ -123,6 +198,40 @@ def check_untouched(op: Op, path: str) -> None:
         for name, tensor in {**call.tensors, **above}.items():
             if tensor is not None:
                 report.same(f"{name} afterwards", tensor, kept[name])
+
+
+def check_changed(op: Op) -> None:
+    """A tensor written to between forward and backward raises, or changes no gradient.
+
+    Autograd notices it only of what was saved by ``save_for_backward``.
+    """
+    call = arguments(op, LONG, op.usual)
+    expected = backward(op, call)
+    with Report(op, LONG, "a tensor changed before backward") as report, watched():
+        for name in (*call.tensors, *expected.outputs):
+            fresh = call.with_tensors(
+                {n: None if t is None else t.clone() for n, t in call.tensors.items()}
+            )
+            leaves = leaves_of(op, fresh)
+            outputs = named(op, op.function(*leaves.values(), **call.params))
+            tensor = leaves[name] if name in leaves else outputs[name]
+            if tensor is None:
+                continue
+            with torch.no_grad():
+                _change(tensor)
+            try:
+                found = differentiate(outputs, leaves, expected.upstream)
+            except RuntimeError:
+                continue
+            for gradient, value in expected.gradients.items():
+                report.same(f"d{gradient} after a change of {name}", found[gradient], value)
+
+
+def _change(tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point():
+        tensor.mul_(1.5).add_(0.25)
+    else:
+        tensor.zero_()
 
 
 def check_grad_mode(op: Op) -> None:

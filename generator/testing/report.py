@@ -81,7 +81,7 @@ class Report:
             self._wrong(name, f"{name}: missing, expected shape {tuple(expected.shape)}")
             return
         tolerance = self.op.tolerance(got.dtype).scaled(factor)
-        if name.removeprefix("d") in self.op.column_gradients:
+        if name.removeprefix("d2").removeprefix("d") in self.op.column_gradients:
             tolerance = tolerance.summed(self.n_rows)
         found = mismatch(name, got, expected, tolerance)
         if found is None:

@@ -45,6 +45,8 @@ SPECIAL_ROWS: dict[str, Special] = {
     "tiny": Special(lambda row: row * 1e-12, smallest=1e-13),
     # Of a variance by E[x^2] - E[x]^2 nothing is left here; of one around the mean, three digits.
     "offset": Special(_offset, factor=1000, largest=2000),
+    # An online maximum that starts at 0 instead of -inf leaves exp with nothing but zeros here.
+    "far_below_zero": Special(lambda row: -row.abs() - 500, factor=30, largest=2000),
     "nan_first": Special(_set(0, torch.nan)),
     "nan_last": Special(_set(-1, torch.nan)),
     "inf": Special(_set(1, torch.inf)),

@@ -1,0 +1,267 @@
+"""The schedule of an op -> the view of its autograd functions: what they take, save and hand on.
+
+The first function's backward is the first pass. Where there is a double backward, it goes through a
+second function, whose forward is the first pass and whose backward is the second. What a pass
+differentiates is thereby an argument of the function that it is the backward of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kgen.ir import Role, Type, Variable
+from kgen.schedule import OpSchedule, Pass
+from kgen.spec import Element, Spec, differentiable_outputs, gradient_name
+from kgen.view_pass import belongs_to, may_lack, read_by, tensor_parameters
+from kgen.view_words import dtype_of, join, lines, tensor_type, tuple_of, unpacked
+
+_KEPT = (Role.INPUT, Role.SAVED, Role.OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class SecondView:
+    """The autograd function around the first pass."""
+
+    name: str
+    parameters: str
+    saved_tensors: str
+    context: str
+    first_arguments: str
+    upstream_parameters: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class AutogradView:
+    """What is op-specific in the autograd functions; ``missing`` is the last one's message."""
+
+    name: str
+    saved_tensors: str
+    context: str
+    upstream_parameters: str
+    body: str
+    missing: str
+    second: SecondView | None
+
+
+def autograd_view(plan: OpSchedule, class_name: str) -> AutogradView | None:
+    """The autograd functions of an op, if it has a backward."""
+    if not plan.passes:
+        return None
+    writer = _Autograd(plan, class_name)
+    op = plan.row_op.spec.op
+    missing = f'"{op}: there is no third derivative"'
+    if writer.second is None:
+        missing = (
+            f'"{op}: there is no second derivative; build it with "\n'
+            '"`double_backward: true` in its spec"'
+        )
+    return AutogradView(
+        name=f"_{class_name}Function",
+        saved_tensors=join(writer.saved_tensors()),
+        context=writer.first_context(),
+        upstream_parameters=writer.first_upstream(),
+        body=writer.first_body(),
+        missing=missing,
+        second=None if writer.second is None else writer.second_view(writer.second),
+    )
+
+
+def first_arguments(spec: Spec) -> list[str]:
+    """What the first autograd function takes, by position."""
+    return [*(i.name for i in spec.inputs), *(p.name for p in spec.params)]
+
+
+def arguments_before(plan: OpSchedule, each: Pass) -> list[str]:
+    """What the autograd function takes that a pass is the backward of, by position.
+
+    The second function takes the context of the first, and tensors.
+    """
+    if each is plan.passes[0]:
+        return first_arguments(plan.row_op.spec)
+    return ["forward_ctx", *(v.name for v in _second_tensors(plan))]
+
+
+def _second_tensors(plan: OpSchedule) -> list[Variable]:
+    return [*_kept(plan, *plan.passes), *_above(plan, *plan.passes)]
+
+
+def _kept(plan: OpSchedule, *passes: Pass) -> list[Variable]:
+    """The tensors of forward that passes read, and the inputs that a double backward is for."""
+    spec = plan.row_op.spec
+    found = {v.name: v for each in passes for v in read_by(each) if v.role in _KEPT}
+    sources = belongs_to(spec)
+    twice = {sources[r.name] for each in passes if each in plan.passes[1:] for r in each.results}
+    inputs = [Variable(i.name, Type(i.kind, i.element), Role.INPUT, i.absent) for i in spec.inputs]
+    order = dict.fromkeys([*plan.row_op.saved, *(o.name for o in spec.outputs)])
+    rest = [found[name] for name in order if name in found]
+    return [*(v for v in inputs if v.name in found or v.name in twice), *rest]
+
+
+def _above(plan: OpSchedule, *passes: Pass) -> list[Variable]:
+    """The gradients of the outputs that passes read."""
+    found = {v.name: v for each in passes for v in read_by(each) if v.role is Role.UPSTREAM}
+    names = (gradient_name(o.name) for o in plan.row_op.spec.outputs)
+    return [found[name] for name in names if name in found]
+
+
+class _Autograd:
+    """Writes the op-specific lines of the autograd functions."""
+
+    def __init__(self, plan: OpSchedule, class_name: str) -> None:
+        self.plan = plan
+        self.spec = plan.row_op.spec
+        self.first = plan.passes[0]
+        self.second = plan.passes[1] if len(plan.passes) > 1 else None
+        self.second_name = f"_{class_name}BackwardFunction"
+        self.kept = _kept(plan, *plan.passes)
+        self.params = [
+            p.name
+            for p in self.spec.params
+            if any(each.program.variable(p.name) for each in plan.passes)
+        ]
+
+    # --- the first function
+
+    def saved_tensors(self) -> list[str]:
+        """What forward saves, by the names that tensors have there."""
+        results = self.plan.row_op.forward.results
+        tensors = {r.name: r.tensor for r in results if r.role is Role.SAVED}
+        return [tensors.get(v.name, v.name) for v in self.kept]
+
+    def first_context(self) -> str:
+        first = self.spec.inputs[0].name
+        text = [f"ctx.shape, ctx.device = {first}.shape, {first}.device"]
+        text += self._dtypes(self.first)
+        floats = join(i.name for i in self.spec.inputs if i.element is Element.FLOAT)
+        text.append(f"ctx.compute = _compute_dtype({floats})")
+        text += [f"ctx.{name} = {name}" for name in self.params]
+        differentiable = differentiable_outputs(self.spec)
+        if len(differentiable) > 1:
+            text.append("ctx.set_materialize_grads(False)")
+        fixed = [o.name for o in self.spec.outputs if o not in differentiable]
+        if fixed:
+            text.append(f"ctx.mark_non_differentiable({join(fixed)})")
+        return lines(text)
+
+    def first_upstream(self) -> str:
+        names = [gradient_name(o.name) for o in self.spec.outputs]
+        used = {v.name for v in _above(self.plan, *self.plan.passes)}
+        several = len(differentiable_outputs(self.spec)) > 1
+        return _upstream_parameters(names, used, several)
+
+    def first_body(self) -> str:
+        above = _above(self.plan, self.first)
+        returned = self._returned(self.first, arguments_before(self.plan, self.first))
+        may_all_lack = any(v.absent is not None for v in above)
+        text = _nothing(above, len(returned)) if may_all_lack else []
+        if self.kept:
+            text.append(f"{unpacked([v.name for v in self.kept])} = ctx.saved_tensors")
+        if self.second is None:
+            text += self._last(self.first, [*self.kept, *above])
+        else:
+            arguments = join(map(self._handed_on, _second_tensors(self.plan)))
+            text += [
+                "# Autograd runs backward with gradients enabled only under create_graph=True.",
+                "if torch.is_grad_enabled():",
+                f"    gradients = {self.second_name}.apply(ctx, {arguments})",
+                "else:",
+                f"    gradients = _backward(ctx, {join(v.name for v in read_by(self.first))})",
+            ]
+        return lines([*text, *_returns(self.first, returned)])
+
+    def _handed_on(self, variable: Variable) -> str:
+        """An argument of the second function; a value alone where nothing is differentiated by it.
+
+        A saved output would bring a graph of its own, and a tensor that no gradient of the second
+        order is for would have the second pass called when nobody wants what it gives.
+        """
+        assert self.second is not None
+        name, sources = variable.name, belongs_to(self.spec)
+        twice = {sources[result.name] for result in self.second.results}
+        is_plain = variable.role is Role.SAVED or variable.type.element is not Element.FLOAT
+        if is_plain or name in twice:
+            return name
+        lacks = may_lack(self.spec, variable)
+        return f"None if {name} is None else {name}.detach()" if lacks else f"{name}.detach()"
+
+    # --- the second function
+
+    def second_view(self, second: Pass) -> SecondView:
+        kept = self._second_kept(second)
+        context = [
+            f"ctx.{name} = forward_ctx.{name}"
+            for name in ("shape", "device", "compute", *self._params_of(second))
+        ]
+        context += self._dtypes(second)
+        names = [gradient_name(result.name) for result in self.first.results]
+        upstream = [v for v in read_by(second) if v.name in names]
+        return SecondView(
+            name=self.second_name,
+            parameters=tensor_parameters(self.spec, _second_tensors(self.plan)),
+            saved_tensors=join(v.name for v in kept),
+            context=lines(context),
+            first_arguments=join(["forward_ctx", *(v.name for v in read_by(self.first))]),
+            upstream_parameters=_upstream_parameters(names, {v.name for v in upstream}, True),
+            body=self._second_body(second, kept, upstream),
+        )
+
+    def _second_kept(self, second: Pass) -> list[Variable]:
+        """What the second pass reads besides the gradients that arrive, and what it is for."""
+        return [*_kept(self.plan, second), *_above(self.plan, second)]
+
+    def _second_body(self, second: Pass, kept: list[Variable], upstream: list[Variable]) -> str:
+        returned = self._returned(second, arguments_before(self.plan, second))
+        text = _nothing(upstream, len(returned))
+        if kept:
+            text.append(f"{unpacked([v.name for v in kept])} = ctx.saved_tensors")
+        text += self._last(second, [*kept, *upstream])
+        return lines([*text, *_returns(second, returned)])
+
+    # --- both
+
+    def _params_of(self, each: Pass) -> list[str]:
+        return [name for name in self.params if each.program.variable(name)]
+
+    def _dtypes(self, each: Pass) -> list[str]:
+        """The dtype of each gradient: that of what it is the gradient for."""
+        sources = belongs_to(self.spec)
+        optional = {i.name for i in self.spec.inputs if i.absent is not None}
+        optional |= {v.name for v in _above(self.plan, *self.plan.passes) if v.absent is not None}
+        return [
+            f"ctx.{r.name}_dtype = {dtype_of(sources[r.name], sources[r.name] in optional)}"
+            for r in each.results
+        ]
+
+    def _returned(self, each: Pass, arguments: Sequence[str]) -> list[str]:
+        """What a function's backward returns: a gradient, or None, for every argument."""
+        sources = belongs_to(self.spec)
+        gradients = {sources[r.name]: r.name for r in each.results}
+        return [gradients.get(name, "None") for name in arguments]
+
+    def _last(self, each: Pass, sources: Sequence[Variable]) -> list[str]:
+        """The launch of the last pass, whose gradients cannot be differentiated again."""
+        return [
+            "with torch.no_grad():",
+            f"    gradients = _{each.name}(ctx, {join(v.name for v in read_by(each))})",
+            "# Autograd runs backward with gradients enabled only under create_graph=True.",
+            "if torch.is_grad_enabled():",
+            f"    gradients = _once(gradients, {join(v.name for v in sources)})",
+        ]
+
+
+def _upstream_parameters(names: Sequence[str], used: set[str], may_all_lack: bool) -> str:
+    shown = [name if name in used else f"_{name}" for name in names]
+    return lines(f"{name}: {tensor_type(may_all_lack)}," for name in shown)
+
+
+def _nothing(upstream: Sequence[Variable], count: int) -> list[str]:
+    """Where no gradient arrives, none is handed on."""
+    condition = " and ".join(f"{v.name} is None" for v in upstream)
+    return [f"if {condition}:", f"    return (None,) * {count}"]
+
+
+def _returns(each: Pass, returned: Sequence[str]) -> list[str]:
+    names = [result.name for result in each.results]
+    return [f"{tuple_of(names)} = gradients", f"return {unpacked(returned)}"]

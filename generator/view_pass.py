@@ -1,0 +1,243 @@
+"""The schedule of a backward, first or double -> the view of the function that launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kgen.ir import Role, Variable
+from kgen.schedule import Kernel, OpSchedule, Pass
+from kgen.spec import Element, Kind, Spec, gradient_name, second_gradient_name
+from kgen.tiles import Tile, TileRule
+from kgen.view import pointers, strided
+from kgen.view_words import given, join, lines, row_stride, tensor_type, tuple_of
+
+_SHAPES = {Kind.MATRIX: "ctx.shape", Kind.PER_ROW: "ctx.shape[:-1]", Kind.PER_COLUMN: "n_columns"}
+_PARTIAL = "(n_groups, n_columns), dtype=compute, device=device"
+
+
+@dataclass(frozen=True, slots=True)
+class PassView:
+    """The function that launches a backward's kernels, its plan and its constants."""
+
+    name: str
+    constant: str
+    resident_words: int
+    tiles: str
+    tiles_doc: str
+    long_plan: str
+    resident_plan: str
+    sums: tuple[str, ...]
+    parameters: str
+    layouts: str
+    allocations: str
+    empty: str
+    gradients: str
+    n_sums: str
+    column_bytes: str
+    partials: str
+    resident_arguments: str
+    split_rows: str
+    split_columns_arguments: str
+    sum_groups: str
+    sum_arguments: str
+
+
+def pass_view(plan: OpSchedule, each: Pass, rule: TileRule, arguments: Sequence[str]) -> PassView:
+    """The view of one pass; ``arguments`` are those that its gradients are for, by position."""
+    writer = _PassWriter(plan, each)
+    sums = each.column_sums
+    tiles = rule.backward if each is plan.passes[0] else rule.double_backward
+    names = [result.name for result in each.program.results]
+    return PassView(
+        name=each.name,
+        constant=each.name.upper(),
+        resident_words=tiles[-1].words,
+        tiles=tiles_text(tiles, bool(sums)),
+        tiles_doc=", pipeline stages, programs a processor" if sums else "",
+        long_plan=writer.long_plan(rule),
+        resident_plan=writer.resident_plan(tiles),
+        sums=sums,
+        parameters=tensor_parameters(plan.row_op.spec, read_by(each)),
+        layouts=writer.layouts(),
+        allocations=writer.allocations(arguments),
+        empty=tuple_of(
+            [
+                f"{name}.zero_() if {name} is not None else None" if name in sums else name
+                for name in names
+            ]
+        ),
+        gradients=tuple_of(names),
+        n_sums=f"sum(total is not None for total in [{join(sums)}])",
+        column_bytes=writer.column_bytes(),
+        partials=writer.partials(),
+        resident_arguments=writer.arguments_of("resident"),
+        split_rows=writer.split_rows(rule.streaming),
+        split_columns_arguments=writer.arguments_of("split_columns"),
+        sum_groups=plan.sum_groups(each) or "",
+        sum_arguments=lines([*(f"{n}_partial," for n in sums), *(f"{n}," for n in sums)]),
+    )
+
+
+def read_by(each: Pass) -> list[Variable]:
+    """The tensors that a pass reads: what was kept, then the gradients that arrive."""
+    read = [v for v in each.program.variables if v.role is not Role.PARAM]
+    return sorted(read, key=lambda variable: variable.role is Role.UPSTREAM)
+
+
+def belongs_to(spec: Spec) -> dict[str, str]:
+    """For the name of every gradient, of either order, the tensor that it is the gradient for."""
+    inputs = [i.name for i in spec.inputs]
+    above = [gradient_name(o.name) for o in spec.outputs]
+    return {
+        **{gradient_name(name): name for name in (*inputs, *above)},
+        **{second_gradient_name(name): name for name in inputs},
+    }
+
+
+def may_lack(spec: Spec, variable: Variable) -> bool:
+    """Whether a tensor is None for an absent optional input, or for a gradient nobody gives."""
+    optional = {i.name for i in spec.inputs if i.absent is not None}
+    return variable.name in optional or variable.absent is not None
+
+
+def tensor_parameters(spec: Spec, variables: Sequence[Variable]) -> str:
+    """Tensors as parameters of a function, one a line."""
+    return lines(f"{v.name}: {tensor_type(may_lack(spec, v))}," for v in variables)
+
+
+def kernel_arguments(kernel: Kernel, prefix: str = "") -> str:
+    """What a kernel is launched with, one a line; ``prefix`` stands before the params."""
+    params = [v for v in kernel.program.variables if v.role is Role.PARAM]
+    runtime = [v for v in params if v.type.element is not Element.BOOL]
+    flags = [v for v in params if v.type.element is Element.BOOL]
+    return lines(
+        [
+            *(f"{name}," for name in pointers(kernel)),
+            *(f"{row_stride(v.name, v.type.kind)}," for v in strided(kernel.program)),
+            "n_rows,",
+            "n_columns,",
+            *(f"{prefix}{v.name}," for v in runtime),
+            *(f"{v.name.upper()}={prefix}{v.name}," for v in flags),
+        ]
+    )
+
+
+def tiles_text(tiles: tuple[Tile, ...], is_grouped: bool) -> str:
+    """The lines of a table of tiles."""
+    rows = []
+    for tile in tiles:
+        rest = f", {tile.stages}, {tile.programs}" if is_grouped else ""
+        rows.append(f"{tile.words}: ({tile.rows}, {tile.warps}{rest}),")
+    return lines(rows)
+
+
+class _PassWriter:
+    """Writes the op-specific lines of one pass."""
+
+    def __init__(self, plan: OpSchedule, each: Pass) -> None:
+        self.plan, self.each = plan, each
+        self.spec = plan.row_op.spec
+
+    def resident_plan(self, tiles: tuple[Tile, ...]) -> str:
+        names = "rows, warps, stages, programs" if self.each.column_sums else "rows, warps"
+        rest = names.removeprefix("rows, ")
+        table = f"{self.each.name.upper()}_TILES"
+        lookup = f"{names} = {table}[max(words, {tiles[0].words})]"
+        return f'{lookup}\nreturn Plan("resident", rows, block, {rest})'
+
+    def long_plan(self, rule: TileRule) -> str:
+        if self.each.column_sums:
+            split = rule.split
+            rest = f"{split.warps}, {split.stages}, {split.programs}"
+            return f'Plan("split", {split.rows}, SPLIT_BLOCK, {rest})'
+        streaming = rule.streaming
+        return f'Plan("streaming", {streaming.rows}, STREAMING_BLOCK, {streaming.warps})'
+
+    def layouts(self) -> str:
+        """Gradients arrive in any strides."""
+        text = []
+        for variable in self.each.program.variables:
+            if variable.role is not Role.UPSTREAM:
+                continue
+            name = variable.name
+            is_given = given(name, variable.absent)
+            text += [
+                f"if {is_given}{row_stride(name, variable.type.kind)} is None:",
+                f'    calls["{self.each.name}.copied"] += 1',
+                f"    {name} = _copied({name})",
+            ]
+        return lines(text)
+
+    def allocations(self, arguments: Sequence[str]) -> str:
+        sources = belongs_to(self.spec)
+        text = []
+        for result in self.each.program.results:
+            name, index = result.name, list(arguments).index(sources[result.name])
+            empty = f"torch.empty({_SHAPES[result.kind]}, dtype=ctx.{name}_dtype, device=device)"
+            text += [
+                f"{name} = None",
+                f"if ctx.needs_input_grad[{index}]:",
+                f"    {name} = {empty}",
+            ]
+        return lines(text)
+
+    def partials(self) -> str:
+        return lines(
+            line
+            for name in self.each.column_sums
+            for line in (
+                f"{name}_partial = None",
+                f"if {name} is not None:",
+                f"    {name}_partial = torch.empty({_PARTIAL})",
+            )
+        )
+
+    def column_bytes(self) -> str:
+        """The sizes of the matrices that a kernel with column sums reads."""
+        if not self.each.column_sums:
+            return ""
+        sizes = []
+        for variable in self.each.program.variables:
+            name = variable.name
+            if variable.type.kind is not Kind.MATRIX:
+                continue
+            sizes.append(
+                f"(0 if {name} is None else {name}.itemsize)"
+                if may_lack(self.spec, variable)
+                else f"{name}.itemsize"
+            )
+        total = " + ".join(sizes) or "1"
+        return (
+            f"max(1, {total})" if all(size.startswith("(") for size in sizes) and sizes else total
+        )
+
+    def arguments_of(self, suffix: str) -> str:
+        kernel = self.plan.kernel(f"{self.each.name}_{suffix}")
+        return "" if kernel is None else kernel_arguments(kernel, "ctx.")
+
+    def split_rows(self, tile: Tile) -> str:
+        """The launch of the split's first kernel, where something needs it."""
+        kernel = self.plan.kernel(f"{self.each.name}_split_rows")
+        if kernel is None:
+            return ""
+        allocations = [
+            f"{name} = torch.empty(n_rows, dtype=compute, device=device)"
+            for name in self.each.statistics
+        ]
+        launch = [
+            f"{kernel.name}[(n_rows,)](",
+            kernel_arguments(kernel, "ctx."),
+            "COMPUTE=TRITON_DTYPES[compute],",
+            "ROWS=1,",
+            "BLOCK=STREAMING_BLOCK,",
+            f"num_warps={tile.warps},",
+            ")",
+        ]
+        text = [*allocations, *launch]
+        if self.each.statistics_for is None:
+            return lines(text)
+        # Where nobody wants what they are for, the first kernel is not launched.
+        absent = [f"{name} = None" for name in self.each.statistics]
+        inside = lines(f"    {line}" for part in text for line in part.splitlines())
+        return lines([*absent, f"if {self.each.statistics_for} is not None:", inside])
