@@ -138,7 +138,7 @@ class _Autograd:
         text.append(f"ctx.compute = _compute_dtype({floats})")
         text += [f"ctx.{name} = {name}" for name in self.params]
         differentiable = differentiable_outputs(self.spec)
-        if len(differentiable) > 1:
+        if len(self.spec.outputs) > 1:  # else zeros would be allocated for those not used
             text.append("ctx.set_materialize_grads(False)")
         fixed = [o.name for o in self.spec.outputs if o not in differentiable]
         if fixed:
@@ -148,13 +148,12 @@ class _Autograd:
     def first_upstream(self) -> str:
         names = [gradient_name(o.name) for o in self.spec.outputs]
         used = {v.name for v in _above(self.plan, *self.plan.passes)}
-        several = len(differentiable_outputs(self.spec)) > 1
-        return _upstream_parameters(names, used, several)
+        return _upstream_parameters(names, used, len(self.spec.outputs) > 1)
 
     def first_body(self) -> str:
         above = _above(self.plan, self.first)
         returned = self._returned(self.first, arguments_before(self.plan, self.first))
-        may_all_lack = any(v.absent is not None for v in above)
+        may_all_lack = len(self.spec.outputs) > 1
         text = _nothing(above, len(returned)) if may_all_lack else []
         if self.kept:
             text.append(f"{unpacked([v.name for v in self.kept])} = ctx.saved_tensors")

@@ -25,7 +25,14 @@ from kgen.spec import Element, Spec, gradient_name, name_problem
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = sorted((ROOT / "tests" / "zoo").glob("*.yaml"))
 # Ops of the zoo whose formulas are also derived, under another name.
-DERIVED = ("add_rmsnorm", "cross_entropy", "gated_rmsnorm", "log_softmax", "standard_softmax")
+DERIVED = (
+    "add_rmsnorm",
+    "cross_entropy",
+    "gated_rmsnorm",
+    "log_softmax",
+    "quant_rmsnorm",
+    "standard_softmax",
+)
 FILES = [path.stem for path in ZOO]
 NAMES = [*FILES, *(f"{name}_derived" for name in DERIVED)]
 ENVIRONMENT = {
@@ -41,6 +48,7 @@ SELECTION = """
     or test_optional_inputs and lowered
     or test_gradient_of_one_output and lowered
     or test_gradcheck and tiny and 3
+    or test_memory_of_backward and lowered
     or test_second_order and float32 and 257 and 17 and lowered
     or test_second_order and float64 and 257 and 17 and shipped
     or test_second_order and float64 and 0
