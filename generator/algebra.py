@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from kgen.errors import KgenError, Problem
 from kgen.formulas import text
 from kgen.ir import BUILTINS, Literal, Op, Program, Ref, Term, Type, join_kinds, walk
 from kgen.spec import Element, Kind
@@ -98,13 +99,15 @@ def split(factors: Factors) -> tuple[Factors, Factors]:
     return wide, narrow
 
 
-_TEXTS: dict[Term, str] = {}
+_TEXTS: dict[int, tuple[Term, str]] = {}
+"""The texts of terms by identity, which costs less than a hash; each term is kept, so it stays."""
 
 
 def _order(term: Term) -> str:
-    if term not in _TEXTS:
-        _TEXTS[term] = text(term)
-    return _TEXTS[term]
+    known = _TEXTS.get(id(term))
+    if known is None:
+        known = _TEXTS[id(term)] = (term, text(term))
+    return known[1]
 
 
 def _product_order(factors: Factors) -> tuple[tuple[str, int], ...]:
@@ -134,10 +137,24 @@ _CONDITIONS = frozenset([*_COMPARISONS, "and", "or", "not"])
 
 
 def literal(value: Fraction | float, like: Term) -> Literal:
-    """A number as a term, at the place of another."""
-    if math.isfinite(value) and Fraction(value).denominator == 1 and abs(Fraction(value)) < 2**53:
-        return Literal(int(value), Type(Kind.SCALAR, Element.INT), like.at)
-    return Literal(float(value), Type(Kind.SCALAR, Element.FLOAT), like.at)
+    """A number as a term, at the place of another; raises ``KgenError`` where it has no float."""
+    result = as_float(value, like)
+    if result.is_integer() and result == value and abs(result) < 2**53:
+        return Literal(int(result), Type(Kind.SCALAR, Element.INT), like.at)
+    return Literal(result, Type(Kind.SCALAR, Element.FLOAT), like.at)
+
+
+def as_float(value: Fraction | float, like: Term) -> float:
+    """The nearest float; raises ``KgenError`` if that is infinite or 0 and the value is not."""
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    is_lost = math.isinf(result) and isinstance(value, Fraction)
+    if is_lost or (result == 0 and value != 0):
+        message = "the constants of this formula multiply to a number that no float can hold"
+        raise KgenError(Problem(message, like.at))
+    return result
 
 
 @dataclass(slots=True)

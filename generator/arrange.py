@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from kgen.algebra import Algebra, Factors, Poly, as_matrix, atom, is_wide, joined, operation
-from kgen.factoring import Factoring, divisions, has_zero, is_parenthesis, is_total, renamed
-from kgen.ir import Literal, Op, Program, Ref, Term, names_in, walk
+from kgen.factoring import Factoring, divisors, has_zero, is_parenthesis, is_total, renamed
+from kgen.ir import Literal, Op, Program, Ref, Term, names_in, substitute, walk
 from kgen.pricing import price
-from kgen.rewrite import describe
-from kgen.spec import Kind, gradient_name, name_problem
+from kgen.rewrite import describe, replace_terms
+from kgen.spec import Element, Kind, gradient_name, name_problem
 from kgen.standins import StandIn, stand_ins
 from kgen.writing import Writer
 
 Named = tuple[str, Term]
 
-# Formulas to write before no further stand-in is tried: a few large ops would take seconds.
-_MOST_WRITTEN = 64
+# Products to look at before no more values are shared, and before no more stand-ins are tried:
+# the time of a large op grows with the square of its size.
+_MOST_LOOKED_AT = 20_000
+_MOST_TO_TRY = 4_000
+# A formula that is longer or deeper is written in parts.
+_MOST_OPERATORS = 80
+_MOST_DEPTH = 30
 _SIGNS = ("add", "sub", "mul", "div", "where")
 
 
@@ -52,6 +57,7 @@ class Formulas:
 
     definitions: tuple[Named, ...]
     cost: tuple[int, ...]
+    looked_at: int
 
 
 def arrange(
@@ -67,16 +73,12 @@ def arrange(
     """
     best = _priced(_Arrangement(program, algebra, gradients, scene, ()))
     chosen: tuple[StandIn, ...] = ()
-    written = len(best.definitions)
-    for candidate in stand_ins(program, algebra):
-        if written > _MOST_WRITTEN:
-            break
+    for candidate in stand_ins(program, algebra) if best.looked_at <= _MOST_TO_TRY else ():
         trial = (*chosen, candidate)
         arrangement = _Arrangement(program, algebra, gradients, scene, trial)
-        if arrangement.divides_more:
+        if arrangement.has_new_divisor:
             continue
         formulas = _priced(arrangement)
-        written += len(formulas.definitions)
         if formulas.cost < best.cost:
             best, chosen = formulas, trial
     return best
@@ -84,7 +86,8 @@ def arrange(
 
 def _priced(arrangement: _Arrangement) -> Formulas:
     formulas = arrangement.formulas()
-    return Formulas(formulas, price(arrangement.program, formulas, arrangement.scene.outputs))
+    cost = price(arrangement.program, formulas, arrangement.scene.outputs)
+    return Formulas(formulas, cost, arrangement.looked_at)
 
 
 @dataclass(slots=True)
@@ -99,8 +102,9 @@ class _Arrangement:
     values: list[Poly] = field(default_factory=list)
     shared: list[tuple[str, Poly]] = field(default_factory=list)
     taken: set[str] = field(init=False)
-    divides_more: bool = field(init=False)
+    has_new_divisor: bool = field(init=False)
     factoring: Factoring = field(init=False)
+    looked_at: int = 0
 
     def __post_init__(self) -> None:
         """Put the stand-ins in place, then take out common factors."""
@@ -117,8 +121,8 @@ class _Arrangement:
                 replacement = renamed(replacement, stand_in.name, name)
                 self.shared.append((name, self.algebra.product(stand_in.made)))
             plain = [self.factoring.replaced(p, stand_in.base, replacement) for p in plain]
-        before = sum(divisions(g.values) for g in self.gradients)
-        self.divides_more = sum(map(divisions, plain)) > before
+        before = set[Term]().union(*(divisors(g.values) for g in self.gradients))
+        self.has_new_divisor = not set[Term]().union(*map(divisors, plain)) <= before
         counts = Counter(t for factors in self._products(plain) for t, _ in factors if is_total(t))
         once = frozenset(term for term, count in counts.items() if count == 1)
         chosen = [self.factoring.chosen_once(p) for p in plain]
@@ -141,7 +145,16 @@ class _Arrangement:
             results.append((gradient.name, term))
         like = self.factoring.like
         shared = [(name, writer.written(values, like)) for name, values in self.shared]
-        return tuple(_ordered([*shared, *results]))
+        return tuple(self._in_parts(_tidied([*shared, *results], {name for name, _ in results})))
+
+    def _in_parts(self, formulas: Sequence[Named]) -> Iterator[Named]:
+        """The formulas, with parts of those that are too long or too deep to read before them."""
+        for name, term in _ordered(formulas):
+            while (part := _part(term)) is not None:
+                part_name = self._fresh(_name_of(part))
+                yield part_name, part
+                term = replace_terms(term, {part: Ref(part_name, part.type, part.at)})
+            yield name, term
 
     def _writer(self) -> Writer:
         gradients = [name for name, _ in self.shared if name.startswith("d")]
@@ -161,10 +174,10 @@ class _Arrangement:
 
     def _share(self) -> None:
         """Give names to what several products have in common."""
-        while (pair := self._pair()) is not None:
+        while self.looked_at < _MOST_LOOKED_AT and (pair := self._pair()) is not None:
             term = operation("mul", *sorted(pair, key=self._writer().rank))
             self._name(term, ((pair[0], 1), (pair[1], 1)))
-        while (repeated := self._repeated()) is not None:
+        while self.looked_at < _MOST_LOOKED_AT and (repeated := self._repeated()) is not None:
             self._name(repeated, ((repeated, 1),))
 
     def _name(self, term: Term, base: Factors) -> None:
@@ -189,7 +202,9 @@ class _Arrangement:
                 same = self.algebra.product(stand_in.made) == self.algebra.product(value)
                 name = stand_in.name if same else None
         wanted = None if name is None else gradient_name(name)
-        return None if wanted in self.taken else wanted
+        if wanted is None or wanted in self.taken or name_problem(wanted) is not None:
+            return None
+        return wanted
 
     def _products(self, sums: Sequence[Poly] | None = None) -> Iterator[Factors]:
         """Every product to write, also those inside sums, parentheses and choices."""
@@ -204,6 +219,7 @@ class _Arrangement:
 
         for values in self._all() if sums is None else dict.fromkeys(sums):
             look(values)
+        self.looked_at += sum(len(factors) ** 2 for factors in found)
         yield from found
 
     def _all(self) -> list[Poly]:
@@ -220,7 +236,7 @@ class _Arrangement:
             for index, first in enumerate(wide):
                 for second in wide[index + 1 :]:
                     pair = (first, second)
-                    if operation("mul", first, second).type.kind is Kind.MATRIX:
+                    if Kind.MATRIX in (first.type.kind, second.type.kind):
                         counts[pair] += 1
                     if self._falls_away(pair) and factors not in whole:
                         forced.append(pair)
@@ -261,6 +277,44 @@ class _Arrangement:
             candidate = f"{name}_{count}"
         self.taken.add(candidate)
         return candidate
+
+
+def _tidied(formulas: Sequence[Named], results: Collection[str]) -> list[Named]:
+    """Without definitions that only give another a second name, or that nothing uses."""
+    values: dict[str, Term] = {}
+    kept: list[Named] = []
+    for name, term in _ordered(formulas):
+        term = substitute(term, values)
+        if isinstance(term, Ref) and name not in results:
+            values[name] = term
+        else:
+            kept.append((name, term))
+    used = set(results)
+    for name, term in reversed(kept):
+        used |= set(names_in(term)) if name in used else set()
+    return [(name, term) for name, term in kept if name in used]
+
+
+def _part(term: Term) -> Term | None:
+    """A part of a long formula to write before it: the largest that is no longer than half."""
+    if _operators(term) <= _MOST_OPERATORS and _depth(term) <= _MOST_DEPTH:
+        return None
+    inside = [t for t in walk(term) if t is not term and isinstance(t, Op) and _is_number(t)]
+    small = [t for t in inside if _operators(t) <= _MOST_OPERATORS // 2 and _depth(t) > 1]
+    return max(small, key=_operators, default=None)
+
+
+def _is_number(term: Op) -> bool:
+    return term.type.element is Element.FLOAT and term.type.kind in (Kind.MATRIX, Kind.PER_ROW)
+
+
+def _operators(term: Term) -> int:
+    return sum(isinstance(part, Op) for part in walk(term))
+
+
+def _depth(term: Term) -> int:
+    inside = term.arguments if isinstance(term, Op) else ()
+    return 1 + max(map(_depth, inside), default=0)
 
 
 def _ordered(formulas: Sequence[Named]) -> Iterator[Named]:

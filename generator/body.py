@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -455,7 +455,16 @@ class _Writer:
 
 def _comment(text: str) -> list[str]:
     """A formula as comment lines that fit wherever it stands."""
-    return textwrap.wrap(text, _COMMENT, initial_indent="# ", subsequent_indent="#     ")
+    if len(text) <= _COMMENT:
+        return [f"# {text}"]
+    # A long one is a sum: it goes on with the sign of a term.
+    lines, rest = [], "# "
+    for part in re.split(r" (?=[-+] )", text):
+        if len(rest) + len(part) > _COMMENT and rest.strip("# "):
+            lines.append(rest.rstrip())
+            rest = "#     "
+        rest += f"{part} "
+    return [*lines, rest.rstrip()]
 
 
 def _fill(variable: Variable) -> str:

@@ -57,6 +57,7 @@ _RULES: dict[str, Callable[..., float]] = {
     "maximum": max,
     "minimum": min,
     "clamp": lambda value, low, high: min(max(value, low), high),
+    "where": lambda condition, a, b: a if condition else b,
     "float": float,
     "detach": float,
 }

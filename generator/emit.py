@@ -376,7 +376,8 @@ def round_half_even(x):
     low = tl.floor(x)
     is_odd = low - 2.0 * tl.floor(low * 0.5) > 0.5
     up = (x - low > 0.5) | ((x - low == 0.5) & is_odd)
-    return tl.where(up, low + 1.0, low)""",
+    whole = tl.where(up, low + 1.0, low)
+    return tl.where(whole == 0.0, x * 0.0, whole)""",
     "sign": '''@triton.jit
 def sign(x):
     """-1, 0 or 1; NaN for NaN."""

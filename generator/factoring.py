@@ -188,9 +188,15 @@ def renamed(values: Poly, old: str, new: str) -> Poly:
     return rewrite(values, change)
 
 
-def divisions(values: Poly) -> int:
-    """How many factors are divided by."""
-    return sum(-power for factors, _ in values.products for _, power in factors if power < 0)
+def divisors(values: Poly) -> set[Term]:
+    """The factors that are divided by, also inside sums, parentheses and choices."""
+    found: set[Term] = set()
+    for factors, _ in values.products:
+        for term, power in factors:
+            found |= {term} if power < 0 else set()
+            inside = [t for t in walk(term) if isinstance(t, Op)]
+            found |= {t.arguments[1] for t in inside if t.op == "div"}
+    return found
 
 
 def _common(values: Poly) -> tuple[Factors, Fraction]:

@@ -16,7 +16,7 @@ from kgen.algebra import (
     n_columns,
     number,
     operation,
-    term_of,
+    plain,
 )
 from kgen.arrange import Formulas, Gradient, Scene, arrange
 from kgen.errors import KgenError, Problem
@@ -29,6 +29,7 @@ from kgen.spec import (
     Spec,
     differentiable_inputs,
     gradient_name,
+    name_problem,
     second_gradient_name,
 )
 
@@ -80,7 +81,7 @@ def _derived(
     """The cheaper of two ways: gradients of forward's names written out, or named themselves."""
     best: Formulas | None = None
     for most_products in (_MOST_PRODUCTS, 1):
-        reverse = _Reverse(program, set(kinds), arriving, most_products)
+        reverse = _Reverse(program, set(kinds), arriving, most_products, is_second=not demanded)
         reverse.run()
         _demand(demanded, reverse.reached)
         if best is not None and not reverse.named:
@@ -132,6 +133,7 @@ class _Reverse:
     wanted: set[str]
     arriving: Mapping[str, Variable]
     most_products: int
+    is_second: bool
     adjoints: dict[str, Poly] = field(default_factory=dict)
     named: list[Gradient] = field(default_factory=list)
     arrived: dict[Factors, Term] = field(default_factory=dict)
@@ -183,13 +185,19 @@ class _Reverse:
         if len(arriving) <= self.most_products:
             return arriving
         name = gradient_name(definition.name)
+        if self.is_second and not self._is_gradient(definition.name):
+            name = second_gradient_name(definition.name)
         if name in self.taken:  # of an output it is what arrives from outside alone
             name = f"{name}_total"
-        if name in self.taken:
+        if name in self.taken or name_problem(name) is not None:
             return arriving
         kind = definition.type.kind
         self.named.insert(0, Gradient(name, kind, arriving, is_result=False))
         return atom(Ref(name, definition.type, definition.at))
+
+    def _is_gradient(self, name: str) -> bool:
+        """Whether a name is that of the gradient of another."""
+        return name.startswith("d") and name[1:] in self.taken
 
     def _push(self, term: Term, arriving: Poly, value: Term) -> None:
         """Hand what arrives for ``term`` on to its operands; ``value`` is what it comes to."""
@@ -335,7 +343,7 @@ class _Reverse:
         if not values or (holds and _is_zero_outside(condition, values)):
             return values
         size = values.products[0][1] if len(values) == 1 else Fraction(1)
-        inside = _sum_of(values * number(1 / size), condition)
+        inside = plain(values * number(1 / size), condition)
         zero: Term = literal(0, condition)
         branches = (inside, zero) if holds else (zero, inside)
         return atom(operation("where", condition, *branches)) * number(size)
@@ -354,28 +362,14 @@ def _is_zero_outside(condition: Term, values: Poly) -> bool:
         return isinstance(term, Op) and term.op == extreme and operand in term.arguments
 
     return all(
-        any(power > 0 and vanishes(term) and _has_zero(term) for term, power in factors)
+        any(power > 0 and vanishes(term) and _is_against_zero(term) for term, power in factors)
         for factors, _ in values.products
     )
 
 
-def _has_zero(term: Term) -> bool:
+def _is_against_zero(term: Term) -> bool:
     assert isinstance(term, Op)
     return any(isinstance(a, Literal) and a.value == 0 for a in term.arguments)
-
-
-def _sum_of(values: Poly, like: Term) -> Term:
-    """A sum of products as a plain term; it is arranged later."""
-    parts: list[Term] = []
-    for factors, coefficient in values.products:
-        product = term_of(factors, like)
-        if coefficient != 1:
-            product = operation("mul", literal(coefficient, like), product)
-        parts.append(product)
-    result = parts[0]
-    for part in parts[1:]:
-        result = operation("add", result, part)
-    return result
 
 
 _CHOICES = ("where", "maximum", "minimum", "clamp")

@@ -149,7 +149,7 @@ def _partly_known(op: str, lanes: list[Lane]) -> Lane:
     if op == "mul":
         return 0.0 if 0.0 in lanes else "finite" if all(_is_finite(x) for x in lanes) else "any"
     if op == "div":
-        return 0.0 if lanes[0] == 0.0 else "any"
+        return 0.0 if lanes[0] == 0.0 else "finite" if all(map(_is_finite, lanes)) else "any"
     if op in ("add", "sub"):
         return _sum_lane(op, lanes)
     # Not exp, nor a power: what a real column keeps small may overflow for a padding lane's 0.

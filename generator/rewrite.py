@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from kgen.errors import Span
 from kgen.ir import (
     BUILTINS,
     Define,
@@ -113,8 +114,11 @@ def share_rows(
     for index, term in enumerate(wanted):
         whole = next((d for d in program.definitions if d.term == term), None)
         again = next((d for ds in formulas for d in ds if d.term == term), None)
+        if whole is None and not _is_inside(program, term):
+            continue  # a part of it has got a name after it was used here
         if whole is not None:
             name = whole.name
+            program = _used_after(program, whole)
         elif again is not None:  # it keeps the name that it has there
             name = again.name
             formulas = [tuple(d for d in ds if d.name != name) for ds in formulas]
@@ -157,6 +161,18 @@ def _takes_walk(term: Term, walked: Collection[str]) -> bool:
         return False
     inside = list(walk(term))
     return any(map(is_reduction, inside)) or any(name in walked for name in names_in(term))
+
+
+def _is_inside(program: Program, term: Term) -> bool:
+    return any(term in set(walk(d.term)) for d in program.definitions)
+
+
+def _used_after(program: Program, whole: Define) -> Program:
+    """The program with a definition's name in place of its term, in the definitions after it."""
+    values: dict[Term, Term] = {whole.term: Ref(whole.name, whole.type, whole.at)}
+    place = program.definitions.index(whole) + 1
+    after = tuple(_with(d, values) for d in program.definitions[place:])
+    return Program(program.variables, (*program.definitions[:place], *after), program.results)
 
 
 def _row_name(program: Program, term: Term) -> str:
@@ -214,6 +230,10 @@ def describe(term: Term) -> str | None:
     return text if text and len(text) <= _LONGEST_NAME else None
 
 
+def _one(at: Span) -> Literal:
+    return Literal(1, Type(Kind.SCALAR, Element.INT), at)
+
+
 def _describe(term: Term) -> str | None:
     if isinstance(term, Ref):
         return term.name
@@ -226,6 +246,11 @@ def _describe(term: Term) -> str | None:
     if term.op == "mul" and term.arguments[0] == term.arguments[1]:
         base = _describe(term.arguments[0])
         return f"{base}_squared" if base else None
+    if term.op == "float":
+        return _describe(term.arguments[0])
+    if term.op in ("add", "sub") and term.arguments[0] == _one(term.at):
+        inside = _describe(term.arguments[1])
+        return f"one_{'plus' if term.op == 'add' else 'minus'}_{inside}" if inside else None
     parts = [part for part in map(_describe, term.arguments) if part]
     if term.op in _JOINED:
         return _JOINED[term.op].join(parts)

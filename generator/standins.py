@@ -176,6 +176,8 @@ def _logarithm(algebra: Algebra, values: Poly) -> Poly | None:
     return result if values else None
 
 
-def _powers(values: Poly, sign: int) -> Poly:
-    ((factors, _),) = values.products
-    return Poly(((tuple((term, sign * power) for term, power in factors), Fraction(1)),))
+def _powers(values: Poly, power: int) -> Poly:
+    """A single product to some power."""
+    ((factors, coefficient),) = values.products
+    raised = tuple((term, power * times) for term, times in factors)
+    return Poly(((raised, coefficient**power),))

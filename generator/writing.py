@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kgen.algebra import Algebra, Factors, Poly, joined, literal, operation, split
+from kgen.algebra import Algebra, Factors, Poly, as_float, joined, literal, operation, split
 from kgen.factoring import is_parenthesis, is_total
 from kgen.ir import Literal, Op, Ref, Term
 
@@ -46,7 +46,7 @@ class Writer:
         rows = [self._power(t, p) for t, p in sorted(narrow, key=self._pair_rank) if p > 0]
         rows += [operation("mean", self._operand(term)) for term in means]
         under = [self._power(t, -p) for t, p in narrow if p < 0]
-        factor, divisor = _as_numbers(coefficient)
+        factor, divisor = _as_numbers(coefficient, like)
         if divisor != 1:
             under.append(literal(divisor, like))
         if factor != 1 or not (rows or above):
@@ -115,11 +115,11 @@ def _negated(term: Term) -> Term:
     return operation("neg", term)
 
 
-def _as_numbers(coefficient: Fraction) -> tuple[Fraction | float, int]:
+def _as_numbers(coefficient: Fraction, like: Term) -> tuple[Fraction | float, int]:
     """A factor and a whole divisor: decimals for powers of two, ``/ 3`` for thirds."""
     divisor = coefficient.denominator
     if divisor & (divisor - 1) == 0 or divisor > 1000:
-        return float(coefficient) if divisor != 1 else coefficient, 1
+        return as_float(coefficient, like) if divisor != 1 else coefficient, 1
     return Fraction(coefficient.numerator), divisor
 
 

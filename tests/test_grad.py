@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from kgen.errors import KgenError
 from kgen.interpret import run
 from kgen.ir import Program
 from kgen.load import load, load_text
-from kgen.lower import RowOp, lower
+from kgen.lower import RowOp, formulas_of, lower
 from kgen.spec import Element, Input, Spec, differentiable_inputs
 from random_op import INPUTS, random_forward
 
@@ -70,13 +72,18 @@ def formulas(program: Program | None) -> list[str]:
 
 def small(forward: str, inputs: dict[str, str] | None = None, params: str = "") -> Spec:
     """A spec whose backward is derived."""
+    return load_text(derived_text(forward, inputs, params), "specs/small_op.yaml")
+
+
+def derived_text(forward: str, inputs: dict[str, str] | None = None, params: str = "") -> str:
+    """The text of such a spec."""
     given = {"x": "matrix", **(inputs or {})}
     lines = ["op: small_op", "summary: A small op.", "source: a test", "inputs:"]
     lines += [f"  {name}: {kind}" for name, kind in given.items()]
     lines += [f"params: {params}"] if params else []
     lines += ["outputs: {y: x}", "forward: |", *(f"  {line}" for line in forward.split("\n"))]
     lines += ["backward: derive", "reference: |", "  return x"]
-    return load_text("\n".join(lines) + "\n", "specs/small_op.yaml")
+    return "\n".join(lines) + "\n"
 
 
 def gradient(forward: str, inputs: dict[str, str] | None = None, params: str = "") -> str:
@@ -317,3 +324,84 @@ def test_names_of_the_spec_are_not_taken_again() -> None:
     names = [d.name for d in op.backward.definitions] if op.backward else []
     assert len(set(names)) == len(names)
     compare_with_autograd(op, 0)
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        ("m = max(x)\ns = sum(exp(x - m))\ny = x - m - log(2 * s)", "dy - exp(y) * (2 * sum(dy))"),
+        ("m = max(x)\ny = x - m - log(sum(exp(x - m)) / 3)", "dy - exp(y) * (sum(dy) / 3)"),
+    ],
+)
+def test_factors_inside_a_logarithm_count(forward: str, expected: str) -> None:
+    assert gradient(forward) == f"dx = {expected}"
+    compare_with_autograd(lower(small(forward)), 0)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "n = sqrt(mean(x * x))\ny = x * a / n",
+        "e = exp(x - max(x))\ny = e * a / sum(e)",
+        "y = x * a / (abs(x) + 1)",
+    ],
+)
+def test_nothing_is_divided_by_what_forward_multiplies_by(forward: str) -> None:
+    op = lower(small(forward, {"a": "per_row"}))
+    assert not any(re.search(r"/ a\b", text) for text in formulas(op.backward))
+    x = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64, requires_grad=True)
+    a = torch.zeros((1, 1), dtype=torch.float64, requires_grad=True)
+    dy = torch.tensor([[0.3, 1.0, -2.0]], dtype=torch.float64)
+    found = run(op.forward, {"x": x, "a": a})
+    expected = torch.autograd.grad(found["y"], [x, a], dy)
+    known = {**found, "x": x, "a": a, "dy": dy}
+    assert op.backward is not None
+    got = run(op.backward, {v.name: known[v.name].detach() for v in op.backward.variables})
+    for name, wanted in zip(("dx", "da"), expected, strict=True):
+        torch.testing.assert_close(got[name].expand_as(wanted), wanted)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        # A row value with a name that is written out elsewhere too, before and after it.
+        "v = max(x)\ny = x * v + sum(exp(x - max(x)))",
+        "s = sum(exp(x - max(x)))\nv = max(x)\ny = x * v + s",
+        "v = tanh(x - max(x) - log(sum(exp(x - max(x)))))\ny = x / (1 + x ** 2) * cast(x, x) + v",
+        # Long names, long formulas and deep ones.
+        "abcdefghijklmnopqrstuvwxyzabcdef = tanh(x)\ny = abcdefghijklmnopqrstuvwxyzabcdef ** 3",
+        f"y = {'1 / (1 + ' * 30}x * x{')' * 30}",
+        "y = " + " + ".join(f"tanh(x * {i}) * sum(x * {i})" for i in range(2, 14)),
+    ],
+)
+def test_what_is_derived_can_be_pasted(forward: str) -> None:
+    derived_spec = small(forward)
+    op = lower(derived_spec)
+    compare_with_autograd(op, 3)
+    _, (first,) = formulas_of(derived_spec)
+    block = "\n".join(f"  {d.text}" for d in first.definitions)
+    text = derived_text(forward).replace("backward: derive", f"backward: |\n{block}")
+    assert lower(load_text(text, "specs/small_op.yaml")).backward == op.backward
+
+
+@pytest.mark.parametrize("forward", ["y = x * 1e300 * 1e300", "y = x / 1e-300 / 1e-300"])
+def test_constants_that_no_float_holds_are_refused(forward: str) -> None:
+    with pytest.raises(KgenError, match="multiply to a number that no float can hold"):
+        lower(small(forward))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "y = " + " * ".join(f"(x + {i})" for i in range(1, 16)),
+        "v0 = tanh(x)\n"
+        + "\n".join(f"v{i} = tanh(v{i - 1})" for i in range(1, 30))
+        + "\ny = 2 * v29",
+        "y = " + " + ".join(f"where(x > {i}, x * {i}, x)" for i in range(2, 22)),
+    ],
+    ids=["product", "chain", "choices"],
+)
+def test_large_forwards_take_seconds(forward: str) -> None:
+    start = time.process_time()
+    compare_with_autograd(lower(small(forward)), 0)
+    assert time.process_time() - start < 10
