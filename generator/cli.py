@@ -33,6 +33,10 @@ from kgen.commands.common import (
     specs_argument,
     table,
 )
+from kgen.commands.derive import derive
+from kgen.commands.explain import explain
+from kgen.commands.mutate import mutate
+from kgen.commands.verify import verify
 from kgen.errors import KgenError, suggest
 from kgen.output import Change, State
 from kgen.spec import OP_PATTERN, op_problem
@@ -261,6 +265,12 @@ def schema(path: Path | None, checking: bool) -> None:
         return
     output.write(changes, target.parent)
     click.echo(_build_line(changes[0], target.parent, removed=False))
+
+
+main.add_command(explain)
+main.add_command(derive)
+main.add_command(verify)
+main.add_command(mutate)
 
 
 def _check_schema(changes: Sequence[Change], target: Path) -> None:

@@ -19,7 +19,18 @@ from kgen.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
 RMSNORM = "specs/rmsnorm.yaml"
-COMMANDS = ["build", "check", "diff", "list", "new", "schema"]
+COMMANDS = [
+    "build",
+    "check",
+    "diff",
+    "list",
+    "new",
+    "schema",
+    "explain",
+    "derive",
+    "verify",
+    "mutate",
+]
 
 
 def kgen(*args: str, color: bool = False, **env: str) -> Result:

@@ -1,0 +1,1 @@
+"""Faulty variants of generated ops, and whether the generated tests see them."""

@@ -1,0 +1,295 @@
+"""What an op moves for given sizes: which kernels run, the bytes they read and write, the scratch.
+
+The wrapper of the generated code decides the same things when it is called; here they are worked
+out beforehand, from the same tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kgen.cost import walks
+from kgen.ir import Program, Role, names_in
+from kgen.schedule import Form, Kernel, OpSchedule, Walk
+from kgen.spec import Element, Kind, Spec, gradient_name, second_gradient_name
+from kgen.tiles import Tile, tile_rule
+
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int8": 1,
+    "bool": 1,
+}
+
+_COMPUTED = (Role.SAVED, Role.STATISTIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An (M, N) matrix and what it runs on.
+
+    Attributes:
+        rows: M.
+        columns: N.
+        dtypes: the dtype of every input, by name.
+        processors: the device's multiprocessors, which decide how many partial sums there are.
+    """
+
+    rows: int
+    columns: int
+    dtypes: Mapping[str, str]
+    processors: int = 132
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that make no matrix."""
+        assert self.rows >= 1 and self.columns >= 1 and self.processors >= 1
+
+    @property
+    def compute(self) -> str:
+        """The dtype of the arithmetic: float64 as soon as one input is."""
+        return "float64" if "float64" in self.dtypes.values() else "float32"
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of a value that the arithmetic makes."""
+        return DTYPE_BYTES[self.compute]
+
+    @property
+    def elements(self) -> int:
+        """M times N."""
+        return self.rows * self.columns
+
+    def values(self, kind: Kind) -> int:
+        """How many values a tensor of some kind has."""
+        spread = {Kind.MATRIX: self.elements, Kind.PER_ROW: self.rows}
+        return spread.get(kind, self.columns if kind is Kind.PER_COLUMN else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What one direction runs for a row of N columns.
+
+    Attributes:
+        schedule: ``resident``, ``streaming`` or ``split``.
+        kernels: the kernels that walk rows, in order.
+        tile: rows, warps, pipeline stages and programs a multiprocessor.
+        block: the columns of a tile, padding included.
+        passes: walks over a row, of all kernels together.
+    """
+
+    schedule: str
+    kernels: tuple[Kernel, ...]
+    tile: Tile
+    block: int
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A tensor that goes through memory: ``times`` counts the walks that read all of it."""
+
+    name: str
+    kind: Kind
+    dtype: str
+    bytes: int
+    times: int
+    is_write: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One direction's launch, and all it reads and writes.
+
+    Attributes:
+        launch: the kernels.
+        moves: the tensors; per_column values count once, since they stay in the cache.
+        groups: the groups of rows, each with partial column sums of its own; 0 without sums.
+        partial_bytes: the scratch of the partial column sums.
+        statistic_bytes: the scratch of row values between two kernels.
+    """
+
+    launch: Launch
+    moves: tuple[Move, ...]
+    groups: int
+    partial_bytes: int
+    statistic_bytes: int
+
+    @property
+    def bytes_read(self) -> int:
+        """All bytes read; a second walk over a row may find it in the cache."""
+        return sum(m.bytes * m.times for m in self.moves if not m.is_write)
+
+    @property
+    def bytes_written(self) -> int:
+        """All bytes written."""
+        return sum(m.bytes for m in self.moves if m.is_write)
+
+    @property
+    def bytes(self) -> int:
+        """All bytes read and written."""
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory beside inputs, outputs and what is saved."""
+        return self.partial_bytes + self.statistic_bytes
+
+
+def directions(plan: OpSchedule) -> tuple[str, ...]:
+    """``forward``, and ``backward`` and ``double_backward`` if there are any."""
+    return ("forward", *(each.name for each in plan.passes))
+
+
+def resident_columns(plan: OpSchedule, direction: str, compute_bytes: int) -> int:
+    """The longest row that a direction keeps in registers; longer ones are walked in chunks."""
+    return _tiles(plan, direction)[-1].words * 4 // compute_bytes
+
+
+def launch(plan: OpSchedule, direction: str, columns: int, compute_bytes: int) -> Launch:
+    """What a direction runs for rows of ``columns`` columns."""
+    block = 1 << (columns - 1).bit_length()
+    words = block * compute_bytes // 4
+    kernels, rule = _kernels(plan, direction), tile_rule(plan)
+    tiles = _tiles(plan, direction)
+    whole = tuple(k for k in kernels if k.form in (Form.TILE, Form.GROUPS))
+    if words <= tiles[-1].words:
+        wanted = max(words, tiles[0].words)
+        tile = next(tile for tile in tiles if tile.words == wanted)
+        return Launch("resident", whole, tile, block, 1)
+    long = tuple(k for k in kernels if k not in whole)
+    passes = sum(walks(kernel) for kernel in long)
+    if any(k.form is Form.SPLIT_COLUMNS for k in long):
+        return Launch("split", long, rule.split, rule.split.words, passes)
+    return Launch("streaming", long, rule.streaming, rule.streaming.words, passes)
+
+
+def traffic(plan: OpSchedule, direction: str, setting: Setting) -> Traffic:
+    """What a direction moves when every result is asked for and every optional input is given."""
+    chosen = launch(plan, direction, setting.columns, setting.compute_bytes)
+    each = next((p for p in plan.passes if p.name == direction), None)
+    sums = each.column_sums if each else ()
+    statistics = each.statistics if each and chosen.schedule == "split" else ()
+    groups = _groups(chosen, len(sums), plan.row_op.spec, setting) if sums else 0
+    dtypes = _dtypes(plan.row_op.spec, setting)
+    moves: list[Move] = []
+    for kernel in chosen.kernels:
+        moves += _moves(kernel, dtypes, groups, setting)
+    for name in sums:
+        size = groups * setting.columns * setting.compute_bytes
+        moves.append(Move(name, Kind.PER_COLUMN, setting.compute, size, 1, False))
+        size = setting.columns * DTYPE_BYTES[dtypes[name]]
+        moves.append(Move(name, Kind.PER_COLUMN, dtypes[name], size, 1, True))
+    return Traffic(
+        chosen,
+        tuple(moves),
+        groups,
+        len(sums) * groups * setting.columns * setting.compute_bytes,
+        len(statistics) * setting.rows * setting.compute_bytes,
+    )
+
+
+def least_bytes(plan: OpSchedule, direction: str, setting: Setting) -> int:
+    """The bytes of every tensor that a direction is given and gives, each once."""
+    program = _program(plan, direction)
+    dtypes = _dtypes(plan.row_op.spec, setting)
+    used = _used(program)
+    given = [v for v in program.variables if v.name in used and v.role is not Role.PARAM]
+    tensors = [(v.name, v.type.kind, v.role) for v in given]
+    tensors += [(r.name, r.kind, r.role) for r in program.results]
+    return sum(
+        setting.values(kind) * DTYPE_BYTES[setting.compute if role in _COMPUTED else dtypes[name]]
+        for name, kind, role in tensors
+    )
+
+
+def saved_bytes(plan: OpSchedule, setting: Setting) -> int:
+    """The bytes of the row values that forward stores for backward."""
+    return len(plan.row_op.saved) * setting.rows * setting.compute_bytes
+
+
+def _tiles(plan: OpSchedule, direction: str) -> tuple[Tile, ...]:
+    rule = tile_rule(plan)
+    tables = {
+        "forward": rule.forward,
+        "backward": rule.backward,
+        "double_backward": rule.double_backward,
+    }
+    return tables[direction]
+
+
+def _kernels(plan: OpSchedule, direction: str) -> tuple[Kernel, ...]:
+    if direction == "forward":
+        return plan.forward
+    return next(each.kernels for each in plan.passes if each.name == direction)
+
+
+def _program(plan: OpSchedule, direction: str) -> Program:
+    if direction == "forward":
+        return plan.row_op.forward
+    return next(each.program for each in plan.passes if each.name == direction)
+
+
+def _groups(chosen: Launch, sums: int, spec: Spec, setting: Setting) -> int:
+    """As the wrapper: what fills the device, fits the scratch, and has rows to walk."""
+    tile = chosen.tile
+    column_tiles = -(-setting.columns // chosen.block)
+    filling = tile.programs * setting.processors // column_tiles
+    one_group = setting.columns * sums * setting.compute_bytes
+    fitting = spec.limits.scratch_mib * 2**20 // one_group
+    return max(1, min(filling, fitting, -(-setting.rows // tile.rows)))
+
+
+def _moves(
+    kernel: Kernel, dtypes: Mapping[str, str], groups: int, setting: Setting
+) -> Iterator[Move]:
+    used = _used(kernel.program)
+    for variable in kernel.program.variables:
+        kind, name = variable.type.kind, variable.name
+        if variable.role is Role.PARAM or name not in used:
+            continue
+        times = 1
+        if kernel.form is Form.STREAMING and kind is Kind.MATRIX:
+            times = sum(name in _read_by(walk) for walk in kernel.walks)
+        dtype = setting.compute if variable.role in _COMPUTED else dtypes[name]
+        size = setting.values(kind) * DTYPE_BYTES[dtype]
+        yield Move(name, kind, dtype, size, times, False)
+    for result in kernel.program.results:
+        is_sum = result.kind is Kind.PER_COLUMN
+        is_computed = is_sum or result.role in _COMPUTED
+        dtype = setting.compute if is_computed else dtypes[result.name]
+        count = setting.values(result.kind) * (groups if is_sum else 1)
+        yield Move(result.tensor, result.kind, dtype, count * DTYPE_BYTES[dtype], 1, True)
+
+
+def _used(program: Program) -> set[str]:
+    return {name for d in program.definitions for name in names_in(d.term)}
+
+
+def _read_by(walk: Walk) -> set[str]:
+    """The names whose values a walk takes."""
+    terms = [d.term for d in (*walk.definitions, *walk.reductions)]
+    terms += [merge.values for merge in walk.merges]
+    return {name for term in terms for name in names_in(term)}
+
+
+def _dtypes(spec: Spec, setting: Setting) -> dict[str, str]:
+    """The dtype of every input, output and gradient; row values in between are the arithmetic's."""
+    found = dict(setting.dtypes)
+    found |= {o.name: setting.dtypes.get(o.dtype, o.dtype) for o in spec.outputs}
+    first = {gradient_name(name): dtype for name, dtype in found.items()}
+    again = {second_gradient_name(i.name): setting.dtypes[i.name] for i in spec.inputs}
+    second = {gradient_name(name): dtype for name, dtype in first.items()}
+    return {**second, **again, **first, **found}
+
+
+def default_dtypes(spec: Spec, floats: str) -> dict[str, str]:
+    """One float dtype for all float inputs, int64 for whole numbers, bool for conditions."""
+    names = {Element.FLOAT: floats, Element.INT: "int64", Element.BOOL: "bool"}
+    return {entry.name: names[entry.element] for entry in spec.inputs}

@@ -1,0 +1,206 @@
+"""The arguments that a spec is verified with: the same ones on every machine."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import torch
+from kgen.interpret import Number
+from kgen.ir import Literal, walk
+from kgen.lower import RowOp
+from kgen.spec import Element, Input, Kind, Param, differentiable_outputs
+from torch import Tensor
+
+SHAPES = ((4, 7), (3, 1), (1, 5), (5, 16), (4, 2), (3, 33), (2, 2, 6), (9,))
+"""Rows and columns, an op's leading dimensions before the last; (4, 7) is what most cases have."""
+
+_SUBSETS, _SWITCHES = 64, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call, in the shapes that a user passes: ``shape`` is the matrix's.
+
+    ``inputs`` holds None for an optional input that is not given, ``upstream`` None for an output
+    whose gradient takes no part. In a ``risky`` sample the reference may refuse the values.
+    """
+
+    shape: tuple[int, ...]
+    inputs: Mapping[str, Tensor | None]
+    params: Mapping[str, Number]
+    upstream: Mapping[str, Tensor | None]
+    scale: float = 1.0
+    risky: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many rows the matrix has when it is seen as one of rank 2."""
+        return math.prod(self.shape[:-1])
+
+    def flat(self, tensor: Tensor, kind: Kind) -> Tensor:
+        """A tensor of some kind in the shape that programs take: (M, N), (M, 1) or (1, N)."""
+        columns = self.shape[-1]
+        if kind is Kind.PER_COLUMN:
+            return tensor.reshape(1, columns)
+        return tensor.reshape(self.rows, columns if kind is Kind.MATRIX else 1)
+
+    def values(self, op: RowOp) -> dict[str, Tensor | Number]:
+        """What the op's programs are given: inputs and params; absent inputs are left out."""
+        given: dict[str, Tensor | Number] = {}
+        for entry in op.spec.inputs:
+            tensor = self.inputs[entry.name]
+            if tensor is not None:
+                given[entry.name] = self.flat(tensor, entry.kind)
+        return {**given, **self.params}
+
+    def above(self, op: RowOp) -> dict[str, Tensor]:
+        """The upstream gradients as a backward program takes them, by the names it uses."""
+        return {
+            f"d{output.name}": self.flat(tensor, op.output_kind(output))
+            for output in differentiable_outputs(op.spec)
+            if (tensor := self.upstream[output.name]) is not None
+        }
+
+
+def samples(op: RowOp) -> tuple[Sample, ...]:
+    """Every shape, selection of optional inputs and edge of a param, some alone, some together."""
+    return tuple(_Drawer(op).all())
+
+
+def small_samples(op: RowOp, seed: int) -> tuple[Sample, ...]:
+    """For each choice of optional inputs and bool params a sample of a few entries."""
+    drawer = _Drawer(op, seed)
+    return tuple(
+        drawer.draw((2, 3), given, drawer.defaults | switches)
+        for given in drawer.selections()
+        for switches in drawer.switches()
+    )
+
+
+class _Drawer:
+    def __init__(self, op: RowOp, seed: int = 0) -> None:
+        self.op, self.spec, self.seed = op, op.spec, seed
+        self.defaults: dict[str, Number] = {p.name: p.default for p in self.spec.params}
+        self.optional = [i.name for i in self.spec.inputs if i.absent is not None]
+
+    def all(self) -> Iterator[Sample]:
+        for shape in SHAPES:
+            yield self.draw(shape, self.optional, self.defaults)
+        for switches in self.switches():
+            for given in self.selections():
+                yield self.draw((4, 7), given, self.defaults | switches)
+            for param in self.spec.params:
+                for value in _edges(param):
+                    edge = {**self.defaults, **switches, param.name: value}
+                    yield self.draw((4, 7), self.optional, edge)
+                    yield self.draw((3, 16), self.optional, edge)
+        for scale in self._scales():
+            yield self.draw((4, 7), self.optional, self.defaults, scale=scale)
+        outputs = [o.name for o in differentiable_outputs(self.spec)]
+        if len(outputs) > 1:
+            for name in outputs:
+                yield self.draw((4, 7), self.optional, self.defaults, above=(name,))
+        entries = (self.spec.inputs, self.spec.params)
+        if all(any(e.element is Element.INT for e in some) for some in entries):
+            yield self.draw((8, 7), self.optional, self.defaults, risky=True)
+
+    def selections(self) -> Iterator[tuple[str, ...]]:
+        """Every selection of the optional inputs, at most a bounded number of them."""
+        count = 0
+        for size in range(len(self.optional), -1, -1):
+            for chosen in combinations(self.optional, size):
+                count += 1
+                if count <= _SUBSETS:
+                    yield chosen
+
+    def switches(self) -> Iterator[dict[str, Number]]:
+        """Every setting of the bool params, at most a bounded number of them."""
+        names = [p.name for p in self.spec.params if p.element is Element.BOOL]
+        for count, values in enumerate(product((False, True), repeat=len(names))):
+            if count < _SWITCHES:
+                yield dict(zip(names, values, strict=True))
+
+    def _scales(self) -> list[float]:
+        """Sizes of entries at which small numbers of the op, such as an eps, matter."""
+        small = {float(p.default) for p in self.spec.params if p.element is Element.FLOAT}
+        for definition in self.op.forward.definitions:
+            small |= {float(t.value) for t in walk(definition.term) if isinstance(t, Literal)}
+        matter = {v for v in small if 1e-30 < v < 1e-2}
+        return [8.0, *sorted({*matter, *(math.sqrt(value) for value in matter)})]
+
+    def draw(
+        self,
+        shape: tuple[int, ...],
+        given: Iterable[str],
+        params: Mapping[str, Number],
+        *,
+        scale: float = 1.0,
+        above: Iterable[str] | None = None,
+        risky: bool = False,
+    ) -> Sample:
+        """Random values, of which the seed is the case itself."""
+        given = tuple(given)
+        words = (self.spec.op, shape, given, sorted(params.items()), scale, self.seed)
+        seed = torch.Generator().manual_seed(zlib.crc32(repr(words).encode()))
+        inputs: dict[str, Tensor | None] = {}
+        for entry in self.spec.inputs:
+            drawn = _values(entry, shape, seed, scale)
+            if risky and entry.element is Element.INT:
+                drawn = self._mixed(drawn, seed)
+            inputs[entry.name] = drawn if entry.absent is None or entry.name in given else None
+        upstream: dict[str, Tensor | None] = {}
+        for output in differentiable_outputs(self.spec):
+            wide = self.op.output_kind(output) is Kind.MATRIX
+            drawn = _upstream(shape if wide else shape[:-1], seed)
+            upstream[output.name] = drawn if above is None or output.name in above else None
+        return Sample(shape, inputs, params, upstream, scale, risky)
+
+    def _mixed(self, drawn: Tensor, seed: torch.Generator) -> Tensor:
+        """Some of the entries equal to a param: it may be the one that means 'ignore'."""
+        for param in self.spec.params:
+            if param.element is Element.INT:
+                chosen = torch.rand(drawn.shape, generator=seed) < 0.4
+                drawn = torch.where(chosen, int(param.default), drawn)
+        return drawn
+
+
+def _edges(param: Param) -> list[Number]:
+    """The values of a param that cases have beside its default: its bounds, and some inside."""
+    if param.element is Element.BOOL:
+        return []
+    default = param.default
+    inside: tuple[Number, ...] = (0, 1, 2, int(default) + 1)
+    if param.element is Element.FLOAT:
+        step = 0.3 * max(1.0, abs(default))
+        inside = (default + step / 3, default + step, default - step / 7, default + 5 * step)
+    widest = 2**63 - 1 if param.element is Element.INT else math.inf
+    low = -widest if param.minimum is None else param.minimum
+    high = widest if param.maximum is None else param.maximum
+    bounds = [b for b in (param.minimum, param.maximum) if b is not None and math.isfinite(b)]
+    number = int if param.element is Element.INT else float
+    chosen = [number(v) for v in (*bounds, *(v for v in inside if low < v < high))]
+    return [value for value in dict.fromkeys(chosen) if value != default]
+
+
+def _values(entry: Input, shape: tuple[int, ...], seed: torch.Generator, scale: float) -> Tensor:
+    own = {Kind.PER_ROW: shape[:-1], Kind.PER_COLUMN: shape[-1:]}.get(entry.kind, shape)
+    if entry.element is Element.BOOL:
+        return torch.rand(own, generator=seed) < 0.5
+    if entry.element is Element.INT:
+        low, high = (0, shape[-1]) if entry.kind is Kind.PER_ROW else (-8, 9)
+        return torch.randint(low, high, own, generator=seed)
+    drawn = torch.randn(own, generator=seed, dtype=torch.float64)
+    if entry.kind is Kind.MATRIX:
+        # Away from zero, where a short row would be ill-conditioned or sit on a kink.
+        return scale * (drawn + torch.where(drawn < 0, -0.25, 0.25).to(torch.float64))
+    return (entry.absent or 0.0) + 0.5 * drawn
+
+
+def _upstream(shape: tuple[int, ...], seed: torch.Generator) -> Tensor:
+    """Numbers that every float dtype holds, so that a reference may convert its outputs."""
+    drawn = torch.randn(shape, generator=seed, dtype=torch.float64)
+    return (drawn * 64).round() / 64 + 1 / 128

@@ -1,0 +1,232 @@
+"""`kgen explain`: the page, its values for programs, and options that are refused.
+
+After a change of the page: KGEN_UPDATE_GOLDENS=1 pytest tests/test_explain.py, and read the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from kgen.cli import main
+from small_op import ROOT
+
+ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
+GOLDEN = Path(__file__).parent / "goldens" / "explain_layernorm.txt"
+SMALL = """\
+op: small
+summary: A small op.
+source: a test
+inputs: {x: matrix, keep: {kind: matrix, type: bool}, place: {kind: per_row, type: int}}
+outputs: {y: x}
+dtypes: [float16, float32]
+forward: |
+  y = where(keep and column == place, x, 0)
+backward: derive
+limits: {max_columns: 1000}
+reference: |
+  return x
+"""
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL, encoding="utf-8")
+    return str(path)
+
+
+def kgen(*args: str, color: bool = False, **env: str) -> Result:
+    """Run a command in this process."""
+    result = CliRunner().invoke(main, args, color=color, env=env)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def explained(*args: str) -> dict[str, Any]:
+    result = kgen("explain", *args, "--json")
+    assert result.exit_code == 0, result.stderr
+    values: dict[str, Any] = json.loads(result.stdout)
+    return values
+
+
+def test_the_page_of_layernorm() -> None:
+    result = kgen("explain", "specs/layernorm.yaml")
+    assert result.exit_code == 0
+    if os.environ.get("KGEN_UPDATE_GOLDENS"):
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(result.stdout, encoding="utf-8")
+    assert result.stdout == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_documentation_shows_the_page() -> None:
+    text = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
+    block = re.search(r"```text\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    assert block[1] == GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", ALL_SPECS, ids=lambda path: path.stem)
+def test_every_spec_has_a_page(path: Path) -> None:
+    for columns in ("64", "200000"):
+        result = kgen("explain", str(path), "--n", columns, "--m", "1")
+        assert result.exit_code == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert all(line == line.rstrip() for line in lines)
+        assert f"With M 1, N {columns}" in result.stdout
+        assert "\x1b" not in result.stdout
+
+
+def test_values_add_up() -> None:
+    found = explained("specs/layernorm.yaml", "--m", "1024", "--n", "8192", "--gbps", "1000")
+    assert (found["m"], found["n"], found["gbps"]) == (1024, 8192, 1000)
+    for name in ("forward", "backward"):
+        way = found[name]
+        total = way["bytes_read"] + way["bytes_written"]
+        moves = [(move["bytes"] * move["times"], move["write"]) for move in way["moves"]]
+        assert sum(size for size, is_write in moves if not is_write) == way["bytes_read"]
+        assert sum(size for size, is_write in moves if is_write) == way["bytes_written"]
+        assert way["microseconds"] == pytest.approx(total / 1e6)
+        assert way["flops_per_byte"] == pytest.approx(
+            way["flops_per_element"] * 1024 * 8192 / total
+        )
+        assert way["least_bytes"] <= total
+    # 5 operations and 2 reductions an element, 4 a row.
+    assert found["forward"]["flops_per_element"] == pytest.approx(7 + 4 / 8192)
+    assert found["saved_bytes"] == 2 * 1024 * 4
+    assert found["kept"][2] == {
+        "name": "mu",
+        "kind": "per_row",
+        "how": "saved",
+        "used_in": ["xhat"],
+    }
+
+
+def test_a_slower_memory_takes_longer() -> None:
+    fast, slow = (explained("specs/softmax.yaml", "--gbps", rate) for rate in ("3350", "335"))
+    ratio = slow["forward"]["microseconds"] / fast["forward"]["microseconds"]
+    assert ratio == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "forward", "backward"),
+    [
+        ("32768", "float32", "resident", "split"),
+        ("32769", "float32", "streaming", "split"),
+        ("16384", "float64", "resident", "split"),
+        ("8192", "float64", "resident", "resident"),
+        ("8193", "float64", "resident", "split"),
+    ],
+)
+def test_schedules_at_their_boundaries(
+    columns: str, dtype: str, forward: str, backward: str
+) -> None:
+    found = explained("specs/layernorm.yaml", "--n", columns, "--dtype", dtype)
+    assert (found["forward"]["schedule"], found["backward"]["schedule"]) == (forward, backward)
+    for name, schedule in (("forward", forward), ("backward", backward)):
+        ends = found[name]["schedules"]
+        at = next(end for end in ends if int(columns) <= end["up_to_n"])
+        assert at["schedule"] == schedule
+
+
+def test_scratch_grows_with_the_processors() -> None:
+    few, many = (
+        explained("specs/rmsnorm.yaml", "--processors", count)["backward"] for count in ("16", "64")
+    )
+    assert many["scratch_bytes"] == 4 * few["scratch_bytes"] == 64 * 4096 * 4
+
+
+def test_dtypes_of_single_inputs() -> None:
+    found = explained("specs/layernorm.yaml", "--dtype", "float16", "--dtype", "weight=float32")
+    assert found["dtypes"] == {"x": "float16", "weight": "float32", "bias": "float16"}
+    page = kgen("explain", "specs/layernorm.yaml", "--dtype", "weight=float32").stdout
+    assert "With M 4096, N 4096, x bfloat16, weight float32, bias bfloat16, on 132" in page
+
+
+def test_a_small_op(small: str) -> None:
+    found = explained(small)
+    # The op takes neither bfloat16 nor 4096 columns.
+    assert (found["n"], found["dtypes"]["x"]) == (1000, "float16")
+    assert found["backward"]["derived"] is True
+    page = kgen("explain", small).stdout
+    assert "\nBackward, derived\n" in page
+    assert "\n  forward   N 1 to 1000  resident  read once\n" in page
+
+
+def test_an_op_without_gradients() -> None:
+    page = kgen("explain", "tests/zoo/fp8_rows.yaml").stdout
+    assert "Backward\n  none: the op gives no gradients\n" in page
+    assert "saved for backward" not in page
+    assert "backward" not in explained("tests/zoo/fp8_rows.yaml")
+
+
+def test_colours_are_for_terminals() -> None:
+    coloured = kgen("explain", "specs/softmax.yaml", color=True).stdout
+    assert "\x1b[1mInputs\x1b[0m" in coloured
+    plain = kgen("explain", "specs/softmax.yaml", color=True, NO_COLOR="1").stdout
+    assert plain == kgen("explain", "specs/softmax.yaml").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--m", "0"], "--m is 0; it takes 1 to 1073741824 rows"),
+        (["--n", "0"], "--n is 0; it takes 1 to 1000 columns (the limits of {})"),
+        (["--n", "1001"], "--n is 1001; it takes 1 to 1000 columns (the limits of {})"),
+        (["--processors", "0"], "--processors is 0; it takes 1 to 65536 multiprocessors"),
+        (["--gbps", "0"], "--gbps is 0; it takes GB/s above 0, such as 3350"),
+        (["--gbps", "nan"], "--gbps is nan; it takes GB/s above 0, such as 3350"),
+        (["--gbps", "inf"], "--gbps is inf; it takes GB/s above 0, such as 3350"),
+        (
+            ["--dtype", "bfloat16"],
+            "--dtype is 'bfloat16'; the float inputs of small take float16, float32",
+        ),
+        (
+            ["--dtype", "fp32"],
+            "--dtype is 'fp32'; the float inputs of small take float16, float32"
+            "; did you mean 'float32'?",
+        ),
+        (
+            ["--dtype", "place=float32"],
+            "--dtype is 'float32'; the input 'place' takes int32, int64",
+        ),
+        (
+            ["--dtype", "plaec=int32"],
+            "--dtype names no input 'plaec'; did you mean 'place'?",
+        ),
+        (
+            ["--dtype", "q=int32"],
+            "--dtype names no input 'q'; the inputs of small are x, keep, place",
+        ),
+    ],
+)
+def test_bad_options(small: str, options: list[str], message: str) -> None:
+    result = kgen("explain", small, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    shown = "/".join(Path(small).parts[-2:])
+    assert result.stderr == f"error: {message.format(shown)}\n"
+
+
+def test_a_spec_that_is_not_there() -> None:
+    result = kgen("explain", "layernorm")
+    assert result.exit_code == 2
+    assert "did you mean 'specs/layernorm.yaml'?" in result.stderr
+    assert kgen("explain").exit_code == 2
+
+
+def test_a_bad_spec(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(SMALL.replace("x, 0)", "z, 0)"), encoding="utf-8")
+    result = kgen("explain", str(path))
+    assert result.exit_code == 2
+    assert "unknown name 'z'" in result.stderr

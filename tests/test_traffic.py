@@ -1,0 +1,216 @@
+"""Launches and bytes: as the generated wrapper decides, and as the generated kernels load."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from kgen.build import render_op
+from kgen.load import load
+from kgen.lower import lower
+from kgen.schedule import Form, OpSchedule, schedule
+from kgen.spec import Kind
+from kgen.traffic import (
+    DTYPE_BYTES,
+    Setting,
+    default_dtypes,
+    directions,
+    launch,
+    least_bytes,
+    resident_columns,
+    saved_bytes,
+    traffic,
+)
+from kgen.view import kernels_view
+from small_op import ROOT, shipped
+
+ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
+SIZES = sorted({max(1, 2**power + step) for power in range(19) for step in (-1, 0, 1)})
+# Column sums with and without a first kernel, no column sums, many matrices.
+WRAPPERS = ["layernorm", "dyt", "softmax", "gated_rmsnorm", "rmsnorm_twice"]
+
+
+def plan_of(name: str) -> OpSchedule:
+    return schedule(shipped(name))
+
+
+def setting(plan: OpSchedule, rows: int, columns: int, dtype: str = "bfloat16") -> Setting:
+    return Setting(rows, columns, default_dtypes(plan.row_op.spec, dtype))
+
+
+@pytest.fixture(scope="module")
+def wrappers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModuleType]:
+    """The generated ``op`` modules, by op."""
+    folder = tmp_path_factory.mktemp("traffic")
+    for name in WRAPPERS:
+        spec = plan_of(name).row_op.spec
+        for path, text in render_op(spec).items():
+            target = folder / "kgen_traffic" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    try:
+        return {name: importlib.import_module(f"kgen_traffic.{name}.op") for name in WRAPPERS}
+    finally:
+        sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [(name, direction) for name in WRAPPERS for direction in directions(plan_of(name))],
+)
+def test_launches_are_those_of_the_wrapper(
+    name: str, direction: str, wrappers: dict[str, ModuleType]
+) -> None:
+    plan = plan_of(name)
+    decide = getattr(wrappers[name], f"{direction}_plan")
+    for compute in (torch.float32, torch.float64):
+        for columns in SIZES:
+            wanted = decide(columns, compute)
+            found = launch(plan, direction, columns, compute.itemsize)
+            assert found.schedule == wanted.schedule, (columns, compute)
+            tile = found.tile
+            shape = (tile.rows, found.block, tile.warps, tile.stages, tile.programs)
+            assert shape == tuple(wanted[1:]), (columns, compute)
+        last = resident_columns(plan, direction, compute.itemsize)
+        assert decide(last, compute).schedule == "resident"
+        assert decide(last + 1, compute).schedule != "resident"
+
+
+@pytest.mark.parametrize("name", ["layernorm", "dyt"])
+def test_groups_are_those_of_the_wrapper(
+    name: str, wrappers: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, op = plan_of(name), wrappers[name]
+    monkeypatch.setattr(op, "_multiprocessors", lambda device: 132)
+    for columns in SIZES:
+        chosen = op.backward_plan(columns, torch.float32)
+        for rows in (1, 5, 64, 4096, 100_000):
+            wanted = op._n_groups(chosen, rows, columns, 2 * 4, torch.device("cpu"))
+            found = traffic(plan, "backward", setting(plan, rows, columns))
+            assert found.groups == wanted, (rows, columns)
+            assert found.partial_bytes == 2 * wanted * columns * 4
+            assert found.partial_bytes <= max(64 * 2**20, 2 * columns * 4)
+
+
+@pytest.mark.parametrize("path", ALL_SPECS, ids=lambda path: path.stem)
+def test_every_walk_reads_what_its_loop_loads(path: Path) -> None:
+    plan = schedule(lower(load(path)))
+    bodies = {kernel.name: kernel.body for kernel in kernels_view(plan).kernels}
+    for direction in directions(plan):
+        for columns in (64, 262144):
+            found = traffic(plan, direction, setting(plan, 32, columns))
+            wanted: dict[str, int] = {}
+            for kernel in found.launch.kernels:
+                body = bodies[kernel.name]
+                pieces = [body.top, *(f"{w.before}\n{w.inside}" for w in body.walks)]
+                for variable in kernel.program.variables:
+                    load_of = re.compile(rf"tl\.load\({variable.name}_ptr\b")
+                    loads = sum(bool(load_of.search(piece)) for piece in pieces)
+                    if loads and variable.type.kind is Kind.MATRIX:
+                        wanted[variable.name] = wanted.get(variable.name, 0) + loads
+            read = [m for m in found.moves if not m.is_write and m.kind is Kind.MATRIX]
+            times: dict[str, int] = {}
+            for move in read:
+                times[move.name] = times.get(move.name, 0) + move.times
+            assert times == wanted, (direction, columns)
+            stores = {m.name for m in found.moves if m.is_write and m.kind is not Kind.PER_COLUMN}
+            text = "\n".join(
+                "\n".join([bodies[k.name].top, *(w.inside + w.after for w in bodies[k.name].walks)])
+                for k in found.launch.kernels
+            )
+            assert stores == {
+                name
+                for name in re.findall(r"tl\.store\((\w+)_ptr", text)
+                if not name.endswith("_partial")
+            }
+
+
+def test_bytes_of_layernorm_by_hand() -> None:
+    plan = plan_of("layernorm")
+    m, n = 4096, 4096
+    forward = traffic(plan, "forward", setting(plan, m, n))
+    assert forward.bytes_read == 2 * m * n + 2 * 2 * n
+    assert forward.bytes_written == 2 * m * n + 2 * 4 * m
+    assert (forward.groups, forward.scratch_bytes) == (0, 0)
+    backward = traffic(plan, "backward", setting(plan, m, n))
+    partial = 2 * 132 * n * 4
+    assert backward.partial_bytes == backward.scratch_bytes == partial
+    assert backward.bytes_read == 2 * 2 * m * n + 2 * n + 2 * 4 * m + partial
+    assert backward.bytes_written == 2 * m * n + partial + 2 * 2 * n
+    assert least_bytes(plan, "backward", setting(plan, m, n)) == (
+        3 * 2 * m * n + 3 * 2 * n + 2 * 4 * m
+    )
+    assert saved_bytes(plan, setting(plan, m, n)) == 2 * 4 * m
+
+
+def test_a_long_row_is_read_again_and_passes_statistics_on() -> None:
+    plan = plan_of("layernorm")
+    m, n = 512, 65536
+    found = traffic(plan, "backward", setting(plan, m, n))
+    assert found.launch.schedule == "split"
+    assert [k.form for k in found.launch.kernels] == [Form.STREAMING, Form.SPLIT_COLUMNS]
+    assert found.launch.passes == 2
+    assert found.statistic_bytes == 2 * 4 * m
+    matrices = [(m_.name, m_.times) for m_ in found.moves if m_.kind is Kind.MATRIX]
+    assert matrices == [("x", 1), ("dy", 1), ("x", 1), ("dy", 1), ("dx", 1)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute", "size"), [("float16", "float32", 2), ("float64", "float64", 8)]
+)
+def test_dtypes_of_everything(dtype: str, compute: str, size: int) -> None:
+    plan = plan_of("logsumexp")
+    found = traffic(plan, "forward", setting(plan, 8, 100, dtype))
+    saved = (compute, 8 * DTYPE_BYTES[compute], True)
+    assert {m.name: (m.dtype, m.bytes, m.is_write) for m in found.moves} == {
+        "x": (dtype, 800 * size, False),
+        "lse": ("float32", 32, True),
+        "saved_lse": saved,
+    }
+    backward = traffic(plan, "backward", setting(plan, 8, 100, dtype))
+    assert {m.name: m.dtype for m in backward.moves} == {
+        "x": dtype,
+        "lse": compute,
+        "dlse": "float32",
+        "dx": dtype,
+    }
+
+
+def test_a_double_backward() -> None:
+    plan = plan_of("rmsnorm_twice")
+    dtypes = {"x": "bfloat16", "weight": "float32"}
+    moves = traffic(plan, "double_backward", Setting(64, 128, dtypes)).moves
+    assert {m.name: m.dtype for m in moves if m.kind is Kind.MATRIX} == dict.fromkeys(
+        ("x", "dy", "ddx", "ddy", "d2x"), "bfloat16"
+    )
+    assert [m.dtype for m in moves if m.name == "ddweight"] == ["float32"]
+    assert [m.dtype for m in moves if m.name == "d2weight" and m.is_write][-1] == "float32"
+
+
+def test_whole_numbers_and_conditions() -> None:
+    plan = plan_of("cross_entropy")
+    found = traffic(plan, "forward", setting(plan, 8, 100))
+    assert {m.name: m.bytes for m in found.moves if not m.is_write}["target"] == 8 * 8
+    gated = plan_of("gated_rmsnorm")
+    moves = traffic(gated, "forward", setting(gated, 8, 100)).moves
+    assert {m.name: m.bytes for m in moves}["keep"] == 800
+
+
+def test_one_input_of_another_dtype() -> None:
+    plan = plan_of("layernorm")
+    dtypes = {"x": "bfloat16", "weight": "float32", "bias": "bfloat16"}
+    found = traffic(plan, "backward", Setting(64, 128, dtypes))
+    written = {m.name: m.dtype for m in found.moves if m.is_write}
+    assert written["dx"] == "bfloat16" and written["dweight"] == "float32"
+    assert Setting(64, 128, {"x": "float16", "weight": "float64"}).compute == "float64"
+
+
+def test_a_setting_makes_a_matrix() -> None:
+    with pytest.raises(AssertionError):
+        Setting(0, 4, {"x": "float32"})
