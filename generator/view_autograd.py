@@ -3,12 +3,15 @@
 The first function's backward is the first pass. Where there is a double backward, it goes through a
 second function, whose forward is the first pass and whose backward is the second. What a pass
 differentiates is thereby an argument of the function that it is the backward of.
+
+An input that a double backward is for, and whose values no pass reads, is not kept: an edge of the
+graph is, which takes its place in the second function and leads to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kgen.ir import Role, Type, Variable
 from kgen.schedule import OpSchedule, Pass
@@ -37,6 +40,8 @@ class AutogradView:
     """What is op-specific in the autograd functions; ``missing`` is the last one's message."""
 
     name: str
+    arguments: str
+    edge_parameters: str
     saved_tensors: str
     context: str
     upstream_parameters: str
@@ -51,7 +56,10 @@ def autograd_view(plan: OpSchedule, class_name: str) -> AutogradView | None:
         return None
     writer = _Autograd(plan, class_name)
     op = plan.row_op.spec.op
-    missing = f'"{op}: there is no third derivative"'
+    missing = (
+        f'"{op}: there is no third derivative; for Hessian-vector products use "\n'
+        '"torch.autograd.functional.vhp"'
+    )
     if writer.second is None:
         missing = (
             f'"{op}: there is no second derivative; build it with "\n'
@@ -59,6 +67,8 @@ def autograd_view(plan: OpSchedule, class_name: str) -> AutogradView | None:
         )
     return AutogradView(
         name=f"_{class_name}Function",
+        arguments=join([*first_arguments(plan.row_op.spec), *writer.edge_calls()]),
+        edge_parameters=writer.edge_parameters(),
         saved_tensors=join(writer.saved_tensors()),
         context=writer.first_context(),
         upstream_parameters=writer.first_upstream(),
@@ -79,7 +89,7 @@ def arguments_before(plan: OpSchedule, each: Pass) -> list[str]:
     The second function takes the context of the first, and tensors.
     """
     if each is plan.passes[0]:
-        return first_arguments(plan.row_op.spec)
+        return [*first_arguments(plan.row_op.spec), *_edges(plan).values()]
     return ["forward_ctx", *(v.name for v in _second_tensors(plan))]
 
 
@@ -99,6 +109,23 @@ def _kept(plan: OpSchedule, *passes: Pass) -> list[Variable]:
     return [*(v for v in inputs if v.name in found or v.name in twice), *rest]
 
 
+def _edges(plan: OpSchedule) -> dict[str, str]:
+    """For inputs that a double backward is for, though no pass reads them: their edges' names."""
+    spec = plan.row_op.spec
+    read = {v.name for each in plan.passes for v in read_by(each)}
+    taken = {*first_arguments(spec), *plan.row_op.saved, *(o.name for o in spec.outputs)}
+    taken |= belongs_to(spec).keys()
+    edges: dict[str, str] = {}
+    for variable in _kept(plan, *plan.passes):
+        if variable.name not in read:
+            edge = f"{variable.name}_edge"
+            while edge in taken:
+                edge += "_"
+            edges[variable.name] = edge
+            taken.add(edge)
+    return edges
+
+
 def _above(plan: OpSchedule, *passes: Pass) -> list[Variable]:
     """The gradients of the outputs that passes read."""
     found = {v.name: v for each in passes for v in read_by(each) if v.role is Role.UPSTREAM}
@@ -116,19 +143,37 @@ class _Autograd:
         self.second = plan.passes[1] if len(plan.passes) > 1 else None
         self.second_name = f"_{class_name}BackwardFunction"
         self.kept = _kept(plan, *plan.passes)
+        self.edges = _edges(plan)
         self.params = [
             p.name
             for p in self.spec.params
             if any(each.program.variable(p.name) for each in plan.passes)
         ]
 
+    def as_edges(self, variables: Sequence[Variable]) -> list[Variable]:
+        """The variables, with edges in place of inputs that no pass reads."""
+        return [replace(v, name=self.edges.get(v.name, v.name)) for v in variables]
+
     # --- the first function
+
+    def edge_calls(self) -> list[str]:
+        text = []
+        for variable in self.kept:
+            name = variable.name
+            lacks = f"None if {name} is None else " if may_lack(self.spec, variable) else ""
+            if name in self.edges:
+                text.append(f"{lacks}_GradientEdge.apply({name})")
+        return text
+
+    def edge_parameters(self) -> str:
+        edges = [v for v in self.kept if v.name in self.edges]
+        return tensor_parameters(self.spec, self.as_edges(edges))
 
     def saved_tensors(self) -> list[str]:
         """What forward saves, by the names that tensors have there."""
         results = self.plan.row_op.forward.results
         tensors = {r.name: r.tensor for r in results if r.role is Role.SAVED}
-        return [tensors.get(v.name, v.name) for v in self.kept]
+        return [tensors.get(v.name, v.name) for v in self.as_edges(self.kept)]
 
     def first_context(self) -> str:
         first = self.spec.inputs[0].name
@@ -156,7 +201,8 @@ class _Autograd:
         may_all_lack = len(self.spec.outputs) > 1
         text = _nothing(above, len(returned)) if may_all_lack else []
         if self.kept:
-            text.append(f"{unpacked([v.name for v in self.kept])} = ctx.saved_tensors")
+            names = [v.name for v in self.as_edges(self.kept)]
+            text.append(f"{unpacked(names)} = ctx.saved_tensors")
         if self.second is None:
             text += self._last(self.first, [*self.kept, *above])
         else:
@@ -181,14 +227,14 @@ class _Autograd:
         twice = {sources[result.name] for result in self.second.results}
         is_plain = variable.role is Role.SAVED or variable.type.element is not Element.FLOAT
         if is_plain or name in twice:
-            return name
+            return self.edges.get(name, name)
         lacks = may_lack(self.spec, variable)
         return f"None if {name} is None else {name}.detach()" if lacks else f"{name}.detach()"
 
     # --- the second function
 
     def second_view(self, second: Pass) -> SecondView:
-        kept = self._second_kept(second)
+        kept = self.as_edges(self._second_kept(second))
         context = [
             f"ctx.{name} = forward_ctx.{name}"
             for name in ("shape", "device", "compute", *self._params_of(second))
@@ -198,7 +244,7 @@ class _Autograd:
         upstream = [v for v in read_by(second) if v.name in names]
         return SecondView(
             name=self.second_name,
-            parameters=tensor_parameters(self.spec, _second_tensors(self.plan)),
+            parameters=tensor_parameters(self.spec, self.as_edges(_second_tensors(self.plan))),
             saved_tensors=join(v.name for v in kept),
             context=lines(context),
             first_arguments=join(["forward_ctx", *(v.name for v in read_by(self.first))]),
@@ -228,10 +274,13 @@ class _Autograd:
         sources = belongs_to(self.spec)
         optional = {i.name for i in self.spec.inputs if i.absent is not None}
         optional |= {v.name for v in _above(self.plan, *self.plan.passes) if v.absent is not None}
-        return [
-            f"ctx.{r.name}_dtype = {dtype_of(sources[r.name], sources[r.name] in optional)}"
-            for r in each.results
-        ]
+        shown = self.edges if each is self.second else {}
+        text = []
+        for result in each.results:
+            source = sources[result.name]
+            dtype = dtype_of(shown.get(source, source), source in optional)
+            text.append(f"ctx.{result.name}_dtype = {dtype}")
+        return text
 
     def _returned(self, each: Pass, arguments: Sequence[str]) -> list[str]:
         """What a function's backward returns: a gradient, or None, for every argument."""

@@ -13,7 +13,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -55,6 +54,15 @@ FORMULAS = {
         h2 = ddx * (dy - sum(dy * y)) - dy * a
         d2x = y * (h2 - sum(h2 * y))
     """,
+    # Of two inputs that no kernel reads, the graph has edges; one may be absent.
+    "biased": """
+        v = ddx + ddbias
+        a = sum(v * y)
+        ddy = y * (v - a)
+        h2 = v * (dy - sum(dy * y)) - dy * a
+        d2x = y * (h2 - sum(h2 * y))
+        d2bias = sum_rows(d2x)
+    """,
     # Two first sums, none of the second order: the kernels of both passes differ in form.
     "shifted": """
         ddy = ddx * scale * gain + ddscale * x * gain + ddweight + ddbias
@@ -72,6 +80,24 @@ FORMULAS = {
         d2weight = sum_rows(ddx * dy)
     """,
 }
+BIASED = """\
+op: biased
+summary: Softmax of rows and a bias.
+source: a test
+inputs:
+  x: matrix
+  bias: {kind: per_column, absent: 0}
+outputs:
+  y: x
+forward: |
+  e = exp(x + bias - max(x + bias))
+  y = e / sum(e)
+backward: |
+  dx = y * (dy - sum(dy * y))
+  dbias = sum_rows(dx)
+reference: |
+  return torch.softmax(x if bias is None else x + bias, -1)
+"""
 SHIFTED = """\
 op: shifted
 summary: Rows with a scale of their own and two biases.
@@ -136,11 +162,19 @@ reference: |
   return y if bias is None else y + bias
 """
 NAMES = tuple(FORMULAS)
+# The shapes of inputs, and for how many of them an edge is kept instead of values.
+SAVING: list[tuple[str, list[tuple[int, ...]], int]] = [
+    ("rmsnorm", [(17, 256), (256,)], 0),
+    ("softmax", [(17, 256)], 1),
+    ("add_rmsnorm", [(17, 256), (17, 256), (256,)], 2),
+    ("biased", [(17, 256), (256,)], 2),
+    ("biased", [(17, 256)], 1),
+]
 
 
 def text_of(name: str, key: str = "double_backward: true") -> str:
     """The spec of that name with a key more; what the shipped one has beyond is left out."""
-    own = {"shifted": SHIFTED, "scaled": SCALED, "masked": MASKED}
+    own = {"biased": BIASED, "shifted": SHIFTED, "scaled": SCALED, "masked": MASKED}
     path = ROOT / "specs" / f"{name}.yaml"
     path = path if path.exists() else ROOT / "tests" / "zoo" / f"{name}.yaml"
     text = own.get(name) or path.read_text(encoding="utf-8")
@@ -311,11 +345,12 @@ def test_tiles_are_shorter_for_the_matrices_of_the_second_order() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, formulas: None) -> Path:
-    """Every op above with a double backward, in a package ``twice``."""
+    """Every op above with a double backward, in a package ``twice``; some without, in ``once``."""
     base = tmp_path_factory.mktemp("built")
-    specs = [load_text(text_of(name), f"specs/{name}.yaml") for name in NAMES]
-    files = render_all(specs)
-    write(plan_changes(files, base / "twice", list(NAMES)), base / "twice")
+    for package, names in (("twice", list(NAMES)), ("once", sorted({c[0] for c in SAVING}))):
+        key = f"double_backward: {str(package == 'twice').lower()}"
+        specs = [load_text(text_of(name, key), f"specs/{name}.yaml") for name in names]
+        write(plan_changes(render_all(specs), base / package, names), base / package)
     return base
 
 
@@ -404,30 +439,135 @@ def test_a_wrong_formula_is_caught(
         testing.check_gradgradcheck(op, 3, (), "shipped")
 
 
+# --- what the first order keeps -------------------------------------------------------------------
+
+
+def bytes_saved(op: testing.Op, *tensors: torch.Tensor) -> tuple[int, Counter[str]]:
+    """The memory of what forward saves, and all that both directions of the first order launch."""
+    kept: dict[int, int] = {}
+    before = Counter(op.module.calls)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = op.function(*tensors)
+    first = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+    torch.autograd.grad(first, [t for t in tensors if t.requires_grad], torch.ones_like(first))
+    return sum(kept.values()), Counter(op.module.calls) - before
+
+
+def drawn(op: testing.Op, *shapes: tuple[int, ...], dtype: str = "float64") -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    draws = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    return [d.to(getattr(torch, dtype)).to(op.device).requires_grad_() for d in draws]
+
+
+@pytest.mark.parametrize(("name", "shapes", "edges"), SAVING)
 def test_the_first_order_saves_and_launches_what_it_did(
+    ops: dict[str, testing.Op], name: str, shapes: list[tuple[int, ...]], edges: int
+) -> None:
+    """The second order of these needs the values of no more tensors than the first."""
+    once = importlib.import_module(f"once.{name}.test_{name}").OP
+    tensors = drawn(ops[name], *shapes, dtype="float32")
+    expected, launched = bytes_saved(once, *tensors)
+    assert bytes_saved(ops[name], *tensors) == (expected + 4 * edges, launched)
+
+
+def test_an_edge_is_handed_no_gradient_of_the_first_order(
     ops: dict[str, testing.Op], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RMSNorm's second order needs no more of forward than its first."""
-    op = ops["rmsnorm"]
-    monkeypatch.syspath_prepend(str(ROOT / "generated"))
-    once = importlib.import_module("rmsnorm.op")
+    """Else zeros would be made and added to the gradient."""
+    edge = ops["add_rmsnorm"].module._GradientEdge
+    passed, backward = [], edge.backward
 
-    def saved(module: ModuleType) -> tuple[list[torch.Size], Counter[str]]:
-        kept: list[torch.Size] = []
-        before = Counter(module.calls)
-        x = torch.randn(5, 40, device=op.device, requires_grad=True)
-        weight = torch.randn(40, device=op.device, requires_grad=True)
+    def watched(ctx: object, gradient: torch.Tensor | None) -> object:
+        passed.append(gradient)
+        return backward(ctx, gradient)
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            kept.append(tensor.shape)
-            return tensor
+    monkeypatch.setattr(edge, "backward", staticmethod(watched))
+    tensors = drawn(ops["add_rmsnorm"], (3, 8), (3, 8), (8,))
+    y, h = ops["add_rmsnorm"].function(*tensors)
+    (y * h).sum().backward()
+    assert passed == [None, None]
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            y = module.rmsnorm(x, weight)
-        torch.autograd.grad(y, (x, weight), torch.ones_like(y))
-        return kept, Counter(module.calls) - before
 
-    assert saved(op.module) == saved(once)
+def gradients_after_a_change(function: object, op: testing.Op) -> list[torch.Tensor]:
+    (leaf,) = drawn(op, (3, 8))
+    assert callable(function)
+    x = leaf * 1
+    y = function(x)
+    if function is op.function:
+        x.mul_(2)
+    (first,) = torch.autograd.grad((y**3).sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad((first**2).sum(), leaf)
+    return [first, second]
+
+
+def test_an_input_that_nothing_reads_may_be_changed(ops: dict[str, testing.Op]) -> None:
+    op = ops["softmax"]
+    found = gradients_after_a_change(op.function, op)
+    torch.testing.assert_close(found, gradients_after_a_change(op.reference, op))
+
+
+def test_an_input_that_is_read_may_not_be_changed(ops: dict[str, testing.Op]) -> None:
+    (leaf,) = drawn(ops["rmsnorm"], (3, 8))
+    x = leaf * 1
+    y = ops["rmsnorm"].function(x)
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), leaf)
+
+
+@pytest.mark.parametrize("frozen", [(), (0,), (1,), (2,), (0, 1), (0, 2)], ids=str)
+def test_edges_of_frozen_inputs(ops: dict[str, testing.Op], frozen: tuple[int, ...]) -> None:
+    op = ops["add_rmsnorm"]
+    tensors = drawn(op, (2, 3), (2, 3), (3,))
+    for index in frozen:
+        tensors[index].requires_grad_(False)
+    torch.autograd.gradcheck(op.function, tensors)
+    torch.autograd.gradgradcheck(op.function, tensors)
+
+
+def test_one_tensor_as_two_inputs(ops: dict[str, testing.Op]) -> None:
+    op = ops["add_rmsnorm"]
+    x, weight = drawn(op, (2, 3), (3,))
+
+    def doubled(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, h = op.function(x, x, weight)
+        return y, h
+
+    torch.autograd.gradcheck(doubled, (x, weight))
+    torch.autograd.gradgradcheck(doubled, (x, weight))
+
+
+def test_hessian_vector_products(ops: dict[str, testing.Op]) -> None:
+    """By the ways that the message of the third derivative, and specs/README.md, name."""
+    op, functional = ops["softmax"], importlib.import_module("torch.autograd.functional")
+    x, v = (t.detach() for t in drawn(op, (2, 3), (2, 3)))
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return torch.sum(op.function(x) ** 3)
+
+    def theirs(x: torch.Tensor) -> torch.Tensor:
+        return torch.sum(op.reference(x) ** 3)
+
+    torch.testing.assert_close(functional.vhp(ours, x, v), functional.vhp(theirs, x, v))
+    torch.testing.assert_close(functional.hessian(ours, x), functional.hessian(theirs, x))
+    with pytest.raises(RuntimeError, match="no third derivative; for Hessian-vector products use"):
+        functional.hvp(ours, x, v)
+
+
+def test_edges_take_no_name_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed(text: str) -> str:
+        return re.sub(r"\b(d|dd|d2)?bias\b", r"\1x_edge", text)
+
+    monkeypatch.setitem(FORMULAS, "biased", renamed(FORMULAS["biased"]))
+    files = render_all([load_text(renamed(text_of("biased")), "specs/biased.yaml")])
+    wrapper = files["biased/op.py"]
+    compile(wrapper, "op.py", "exec")
+    assert "x_edge_, x_edge_edge, y = ctx.saved_tensors" in wrapper
 
 
 def test_a_graph_of_the_first_gradients_is_let_go(ops: dict[str, testing.Op]) -> None:

@@ -144,7 +144,10 @@ def check_thrice(op: Op) -> None:
         try:
             torch.autograd.grad(_squared(second), sources, allow_unused=True)
         except RuntimeError as error:
-            expected = f"{op.name}: there is no third derivative"
+            expected = (
+                f"{op.name}: there is no third derivative; for Hessian-vector products use "
+                "torch.autograd.functional.vhp"
+            )
             report.expect(str(error) == expected, f"raised: {error}")
         else:
             report.expect(False, "no RuntimeError: the third-order term was dropped")
