@@ -81,6 +81,7 @@ def main() -> None:
     \b
     Start here:
       kgen new mynorm --from rmsnorm       write specs/mynorm.yaml, then edit it
+      kgen verify specs/mynorm.yaml        compare its formulas with its reference
       kgen build specs/mynorm.yaml         write generated/mynorm/
       pytest generated/mynorm              test it, on a GPU or without one
       kgen check                           in CI: is everything committed up to date?

@@ -197,6 +197,7 @@ _OTHER_NAMES = {
     "pow": "write a ** b",
     "square": "write a ** 2",
     "relu": "write maximum(a, 0)",
+    "softplus": "write maximum(a, 0) + log1p(exp(-abs(a)))",
     "len": "the number of columns is N",
     "float": "arithmetic is in float already; to round to a dtype write cast(a, float16)",
     "int": "write floor(a) or round(a)",

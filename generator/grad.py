@@ -226,6 +226,9 @@ class _Reverse:
         if term.op in ("sum", "mean", "float", "cast", "sum_rows"):
             over = atom(n_columns(term), -1) if term.op == "mean" else number(1)
             return [(term.arguments[0], arriving * over)]
+        exponent = _of_softplus(term)
+        if exponent is not None:
+            return [(exponent, arriving * one(operation("sigmoid", exponent)))]
         if term.op in ("max", "min"):
             return [(term.arguments[0], self._of_extreme(term, arriving, value))]
         if term.op in _CHOICES:
@@ -347,6 +350,13 @@ class _Reverse:
         zero: Term = literal(0, condition)
         branches = (inside, zero) if holds else (zero, inside)
         return atom(operation("where", condition, *branches)) * number(size)
+
+
+def _of_softplus(term: Op) -> Term | None:
+    """The ``u`` of ``log1p(exp(u))``, whose slope is ``sigmoid(u)`` and never inf / inf."""
+    inside = term.arguments[0]
+    is_exp = term.op == "log1p" and isinstance(inside, Op) and inside.op == "exp"
+    return inside.arguments[0] if is_exp and isinstance(inside, Op) else None
 
 
 def _is_zero_outside(condition: Term, values: Poly) -> bool:

@@ -292,6 +292,7 @@ def test_equal_values_share_the_gradient_of_maximum() -> None:
         ("y = x * floor(x)", "dx = dy * floor(x)"),
         ("y = x / 3", "dx = dy / 3"),
         ("y = x % 2", "dx = dy"),
+        ("y = log1p(exp(x))", "dx = dy * sigmoid(x)"),
     ],
 )
 def test_small_gradients(forward: str, expected: str) -> None:

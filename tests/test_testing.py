@@ -778,3 +778,10 @@ def test_lowered_boundaries_are_put_back():
 def test_subsets_and_mixtures():
     assert testing.subsets(("a", "b")) == [(), ("a",), ("b",), ("a", "b")]
     assert testing.mixtures(fake()) == [{"weight": "float32"}, {"weight": "float64"}]
+    both = {"scale": "float32", "bias": "float32"}
+    assert testing.mixtures(loss_op()) == [
+        both,
+        dict.fromkeys(both, "float64"),
+        {"scale": "float64"},
+        {"bias": "float64"},
+    ]

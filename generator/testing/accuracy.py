@@ -90,6 +90,25 @@ def check_mixed(op: Op, dtypes: Mapping[str, str], path: str) -> None:
             call = arguments(op, LONG, dtype, dtypes=dtypes)
             with Report(op, LONG, f"{dtype} with {dtypes}") as report, paths.on_path(op, path):
                 report.results(forward(op, call), reference(op, call))
+    floats = [entry.name for entry in op.inputs if entry.element == "float"]
+    others = [name for name in floats if name != op.matrix.name]
+    if len(dtypes) < len(others) and "float64" in dtypes.values():
+        _expect_wide(op, dtypes, others, path)
+
+
+def _expect_wide(op: Op, dtypes: Mapping[str, str], others: Collection[str], path: str) -> None:
+    """One float64 input makes all arithmetic float64: as if all but the matrix were, to the bit.
+
+    Less would be within every tolerance, since the outputs are not float64 themselves.
+    """
+    call = arguments(op, LONG, op.usual, dtypes=dtypes)
+    wide = call.with_tensors({name: present(call.tensors[name]).double() for name in others})
+    with Report(op, LONG, f"float64 {tuple(dtypes)} alone, {path}") as report:
+        with paths.on_path(op, path):
+            got, expected = forward(op, call), forward(op, wide)
+        for name, value in expected.outputs.items():
+            found = got.outputs[name]
+            report.steady(name, found, value.to(found.dtype))
 
 
 def check_worked(op: Op, case: Case, path: str) -> None:

@@ -200,6 +200,26 @@ def check_untouched(op: Op, path: str) -> None:
                 report.same(f"{name} afterwards", tensor, kept[name])
 
 
+def check_inference_only(op: Op) -> None:
+    """An op without gradients says so when one would be needed, whichever input asks for it."""
+    call = arguments(op, LONG, op.usual)
+    for entry in op.inputs:
+        if not entry.differentiable:
+            continue
+        leaf = present(call.tensors[entry.name]).detach().requires_grad_()
+        tensors = call.with_tensors({entry.name: leaf}).tensors.values()
+        with Report(op, LONG, f"{entry.name} requires a gradient") as report, watched():
+            with torch.no_grad():
+                op.function(*tensors, **call.params)
+            try:
+                op.function(*tensors, **call.params)
+            except RuntimeError as error:
+                told = str(error).startswith(f"{op.name}: ")
+                report.expect(told, f"does not begin with the op: {error}")
+            else:
+                report.expect(False, "no RuntimeError: the gradient would be missing in silence")
+
+
 def check_changed(op: Op) -> None:
     """A tensor written to between forward and backward raises, or changes no gradient.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -98,6 +98,32 @@ def check_second_order_layout(op: Op, layout: str, path: str) -> None:
         report.expect(copied == UPSTREAM_LAYOUTS[layout], f"counted {dict(got.calls)}")
         was_copied = expected.calls["double_backward.copied"]
         report.expect(not was_copied, "a contiguous gradient was copied")
+        if not UPSTREAM_LAYOUTS[layout]:
+            with paths.on_path(op, path):
+                _expect_strides(report, call, layout)
+
+
+def _expect_strides(report: Report, call: Arguments, layout: str) -> None:
+    """What the first differentiation took in such strides, the second one takes too."""
+    op = report.op
+    matrix = arrange(present(call.tensors[op.matrix.name]), layout)
+    plain = call.with_tensors({op.matrix.name: canonical(matrix)})
+    strided = call.with_tensors({op.matrix.name: matrix})
+    pairs = {
+        op.matrix.name: (differentiated_twice(op, plain), differentiated_twice(op, strided)),
+        "the first upstream": (
+            differentiated_twice(op, call, arranged=lambda dy: canonical(_as(dy, layout))),
+            differentiated_twice(op, call, arranged=lambda dy: _as(dy, layout)),
+        ),
+    }
+    for changed, (expected, got) in pairs.items():
+        for name, value in expected.gradients.items():
+            if value is not None:
+                report.steady(f"{name} for {layout} {changed}", present(got.gradients[name]), value)
+
+
+def _as(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    return arrange(tensor, layout) if tensor.dim() > 1 else tensor
 
 
 def check_gradgradcheck(op: Op, n_columns: int, given: tuple[str, ...], path: str) -> None:
@@ -161,17 +187,20 @@ def differentiated_twice(
     differentiated: Collection[str] | None = None,
     dy_wanted: bool = True,
     seconds: Mapping[str, torch.Tensor | None] | None = None,
+    arranged: Callable[[torch.Tensor], torch.Tensor] = lambda dy: dy,
 ) -> Second:
     """Run the kernels for outputs, first and second-order gradients.
 
     ``wanted`` names the inputs that require a gradient, ``differentiated`` those whose first
     gradient is differentiated again (all unless told), ``seconds`` the upstream gradients of the
     latter (random unless told), and ``dy_wanted`` tells whether the first upstream gradients
-    require one too.
+    require one too. These are drawn, then ``arranged``.
     """
     leaves = leaves_of(op, call, wanted)
     with torch.enable_grad(), watched():
-        first, above = _first(op, call, leaves, create_graph=True, dy_wanted=dy_wanted)
+        first, above = _first(
+            op, call, leaves, create_graph=True, dy_wanted=dy_wanted, arranged=arranged
+        )
         if seconds is None:
             seconds = _seconds(op, first, differentiated)
         before = Counter(op.module.calls)
@@ -196,12 +225,21 @@ def _reference(op: Op, call: Arguments, got: Second) -> Tensors:
 
 
 def _first(
-    op: Op, call: Arguments, leaves: Tensors, *, create_graph: bool, dy_wanted: bool = True
+    op: Op,
+    call: Arguments,
+    leaves: Tensors,
+    *,
+    create_graph: bool,
+    dy_wanted: bool = True,
+    arranged: Callable[[torch.Tensor], torch.Tensor] = lambda dy: dy,
 ) -> tuple[Tensors, Tensors]:
     """The first gradients by input, and the upstream gradients by output that they are for."""
     outputs = named(op, op.function(*leaves.values(), **call.params))
     drawn = upstream(op, outputs)
-    above = {n: None if dy is None else dy.requires_grad_(dy_wanted) for n, dy in drawn.items()}
+    above = {
+        name: None if dy is None else arranged(dy).requires_grad_(dy_wanted)
+        for name, dy in drawn.items()
+    }
     return _differentiate(outputs, leaves, above, create_graph), above
 
 

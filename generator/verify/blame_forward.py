@@ -69,6 +69,8 @@ def blame_forward(facts: Facts, wrong: Sequence[Row]) -> list[Problem]:
     if is_written and not table.failed(OWN) and not _breaks(facts, row):
         return [_odd_reference(facts, extent, definition, edit, differing)]
     message = f"{wrong_words(name, wrong)}: {extent}{mended_words(edit)}"
+    if not is_written:
+        message += f"; or the reference is wrong, line {facts.reference.line_of().line}"
     if is_written and not table.failed(AUTOGRAD):
         message += "; the backward formulas agree with the reference"
     problems = [Problem(message, edit.old.at if edit else definition.at)]

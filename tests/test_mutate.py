@@ -1,0 +1,388 @@
+"""`kgen mutate`: where faults are looked for, and that the generated tests see them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from kgen import build
+from kgen.cli import main
+from kgen.load import load, load_text
+from kgen.mutate.catalogue import OpText, all_kinds
+from kgen.mutate.lanes import spoils
+from kgen.mutate.mutants import Mutant, mutants_of, spread
+from kgen.mutate.order import arranged, first_tests
+from kgen.mutate.report import Proof, as_markdown, page_cells, shortened
+from kgen.mutate.session import Verdict, session
+from kgen.mutate.source import keyword
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED = ("layernorm", "rmsnorm", "softmax")
+DEAD = ("killed", "crashed", "timed out")
+
+# What the shipped ops have not got: a cast, numbers in products.
+LLAMA = """
+op: llama
+summary: RMSNorm that rounds before the weight, times 2.
+source: a test
+inputs: {x: matrix, weight: per_column}
+params: {eps: {default: 1.0e-6, min: 0}}
+outputs: {y: {dtype: x}}
+forward: |
+  rstd = rsqrt(mean(x * x) + eps)
+  y = 2 * cast(x * rstd, x) * weight
+backward: none
+reference: |
+  return 2 * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+"""
+
+
+@functools.cache
+def op_text(name: str) -> OpText:
+    """The generated text of a shipped spec, one of the zoo, or the one above."""
+    if name == "llama":
+        spec = load_text(LLAMA, "specs/llama.yaml")
+    else:
+        places = (ROOT / "specs", ROOT / "tests/zoo")
+        spec = load(next(p for folder in places if (p := folder / f"{name}.yaml").exists()))
+    files = build.render_op(spec)
+    return OpText(spec.op, {path.rpartition("/")[2]: text for path, text in files.items()})
+
+
+@functools.cache
+def mutants(name: str) -> list[Mutant]:
+    return mutants_of(op_text(name), all_kinds())
+
+
+def changes(name: str, kind: str, function: str = "") -> list[str]:
+    """The changes of one kind in one op, or in one function of it."""
+    return [
+        m.change
+        for m in mutants(name)
+        if m.kind.name == kind and m.function.endswith(function or m.function)
+    ]
+
+
+# --- the finders ---
+
+
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        (
+            "rmsnorm",
+            "sum-is-mean factor-changed cast-missing online-not-rescaled first-chunk-guard "
+            "chunk-count guard-dropped",
+        ),
+        (
+            "layernorm",
+            "sum-is-mean factor-changed cast-missing online-not-rescaled first-chunk-guard",
+        ),
+        (
+            "softmax",
+            "mean-by-block mean-is-sum eps-dropped eps-moved factor-changed weight-twice rows-mean "
+            "cast-missing absence-ignored presence-ignored chunk-count groups-overlap "
+            "last-partial-left-out partials-misplaced groups-short no-group scratch-unbounded "
+            "value-rounded guard-dropped gradient-misplaced frozen-computed wrong-need "
+            "tensor-overlooked empty-uninitialised dtype-of-other",
+        ),
+    ],
+)
+def test_every_kind_is_found_wherever_it_can_be(name, absent):
+    assert len(mutants(name)) >= 60
+    found = {mutant.kind.name for mutant in mutants(name)}
+    assert {kind.name for kind in all_kinds()} - found == set(absent.split())
+
+
+def test_the_kinds_that_no_shipped_op_has_are_found_elsewhere():
+    assert changes("llama", "cast-missing", "resident") == [
+        "(x * rstd).to(x_ptr.dtype.element_ty).to(COMPUTE) -> (x * rstd).to(COMPUTE)"
+    ]
+    assert any(
+        "2 * " in change and " 4 * " in change for change in changes("llama", "factor-changed")
+    )
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, "add_rmsnorm", "cross_entropy", "quant_rmsnorm"])
+def test_a_mutant_is_one_change_of_text_that_still_parses(name):
+    op = op_text(name)
+    texts = [mutant.text for mutant in mutants(name)]
+    assert len(set(texts)) == len(texts)
+    for mutant in spread(mutants(name), 40):
+        ast.parse(mutant.text)
+        assert mutant.text != op.files[mutant.file] and mutant.before != mutant.after
+        line = op.files[mutant.file].splitlines()[mutant.line - 1]
+        assert mutant.before.split()[0].split("(")[0] in line
+        assert mutant.function
+
+
+def test_the_classic_faults():
+    assert changes("rmsnorm", "mean-by-block", "forward_resident") == [
+        "row_mean(x * x, n_columns) -> row_mean(x * x, BLOCK)"
+    ]
+    assert changes("rmsnorm", "eps-moved", "forward_streaming") == [
+        "tl.rsqrt(mean_x_squared + eps) -> (1.0 / (tl.sqrt(mean_x_squared) + eps))"
+    ]
+    assert "rstd * (g - xhat * mean_g_xhat) -> (g - xhat * mean_g_xhat)" in changes(
+        "rmsnorm", "power-changed", "split_columns"
+    )
+    assert changes("softmax", "online-not-rescaled") == ["total * tl.exp(maximum - shift) -> total"]
+    assert changes("softmax", "first-chunk-guard") == [
+        'tl.where(merged == float("-inf"), 0.0, merged) -> merged'
+    ]
+    assert changes("layernorm", "gradient-misplaced") == [
+        "return dx, dweight, dbias, None -> return dweight, dx, dbias, None",
+        "return dx, dweight, dbias, None -> return dx, dbias, dweight, None",
+        "return dx, dweight, dbias, None -> return dx, dweight, None, dbias",
+    ]
+    assert changes("rmsnorm", "frozen-computed") == [
+        "ctx.needs_input_grad[0] -> ctx.dx_dtype is not None",
+        "ctx.needs_input_grad[1] -> ctx.dweight_dtype is not None",
+    ]
+
+
+def test_no_fault_is_looked_for_where_it_changes_nothing():
+    # Padding lanes of x are 0, and so is their product with any finite weight.
+    found = changes("rmsnorm", "wrong-neutral", "backward_resident")
+    assert not any("weight_ptr" in change and "other=1.0" in change for change in found)
+    # A program of these kernels has one row, which is there.
+    assert not changes("rmsnorm", "rows-unmasked", "forward_streaming")
+    assert not any("rstd_ptr" in c for c in changes("rmsnorm", "store-unmasked", "streaming"))
+    assert any("rstd_ptr" in c for c in changes("rmsnorm", "store-unmasked", "resident"))
+    # Beside float32 values a float16 one is widened anyway.
+    assert not any("weight_ptr" in change for change in changes("rmsnorm", "no-upcast"))
+    assert len(changes("layernorm", "no-upcast")) == 3
+    # A softmax whose only input needs no gradient has no backward.
+    assert not changes("softmax", "frozen-computed")
+
+
+def test_lanes_know_what_a_reduction_takes():
+    (row_max_kernel,) = (
+        f for f in op_text("softmax").functions if f.name == "softmax_forward_resident"
+    )
+    (load_of_x,) = row_max_kernel.calls_of("tl.load")
+    other = keyword(load_of_x, "other")
+    assert not spoils(row_max_kernel)
+    assert not spoils(row_max_kernel, {id(other): float("-inf")})
+    assert spoils(row_max_kernel, {id(other): 0.0})
+    (centred,) = (
+        f for f in op_text("layernorm").functions if f.name == "layernorm_forward_resident"
+    )
+    (where,) = centred.calls_of("tl.where")
+    assert spoils(centred, unguarded=frozenset([id(where)]))
+
+
+def test_tests_are_run_in_a_fixed_order_and_all_of_them():
+    tests = [f"test_a[{n}]" for n in range(9)] + ["test_b", "test_c[float32-x]"]
+    order = arranged(tests, ["test_c.*float32", "nothing"])
+    assert sorted(order) == list(range(11)) and order == arranged(tests, ["test_c.*float32"])
+    assert order[0] == 10 and order.index(9) == 2
+    streaming = next(m for m in mutants("rmsnorm") if m.function.endswith("forward_streaming"))
+    assert "lowered" in first_tests(streaming)[0]
+
+
+# --- real runs ---
+
+
+def test_mutants_die():
+    """A few of every shipped op; `docs/mutants.md` holds the verdicts on all."""
+    for name in SHIPPED:
+        with session(op_text(name), jobs=2) as runs:
+            verdicts = runs.verdicts(spread(mutants(name), 5), lambda: None)
+        assert {v.outcome for v in verdicts} <= set(DEAD), [v for v in verdicts if v.survived]
+        assert all(v.test.startswith("test_") for v in verdicts if v.outcome == "killed")
+
+
+BECOMES = {
+    "pass": ("survived", "", ""),
+    "assert False, 'seen'": ("killed", "test_it", "AssertionError: seen assert False"),
+    "import os; os.kill(os.getpid(), 11)": ("crashed", "", "the process ended by signal 11"),
+    "while True: pass": ("timed out", "", "no test ended within 2 s"),
+    "return": ("survived", "", ""),
+}
+
+
+def test_what_can_become_of_a_mutant():
+    """Here the tests are what changes from mutant to mutant."""
+    op, first = op_text("row_totals"), mutants("row_totals")[0]
+    file = "test_row_totals.py"
+    wanted = [
+        replace(first, file=file, text=f"from . import op\n\n\ndef test_it():\n    {body}\n")
+        for body in BECOMES
+    ]
+    with session(op, jobs=2, limit_s=2.0) as runs:
+        found = runs.verdicts(wanted, lambda: None)
+    assert [(v.outcome, v.test, v.why) for v in found] == [*BECOMES.values()]
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(main, ["mutate", *map(str, args)])
+
+
+@pytest.fixture
+def tampered(monkeypatch):
+    """Has the command see other generated text than the spec makes."""
+
+    def tamper(name: str, old: str, new: str) -> None:
+        render_all = build.render_all
+
+        def tampered(specs):
+            files = render_all(specs)
+            text = files[name]
+            assert old in text
+            return {**files, name: text.replace(old, new) if old else new}
+
+        monkeypatch.setattr(build, "render_all", tampered)
+
+    return tamper
+
+
+SPEC = ROOT / "tests/zoo/row_totals.yaml"
+NO_TEST = "from . import op\n\n\ndef test_nothing():\n    assert op\n"
+
+
+def test_tests_that_prove_nothing_let_mutants_through(tampered, tmp_path):
+    tampered("row_totals/test_row_totals.py", "", NO_TEST)
+    page, facts = tmp_path / "page.md", tmp_path / "facts.json"
+    found = run(SPEC, "--limit", 3, "--jobs", 2, "--markdown", page, "--json", facts)
+    assert found.exit_code == 1, found.output
+    lines = found.output.splitlines()
+    assert lines[0] == "row_totals: 1 test passes; 3 mutants to kill"
+    assert lines[1].split() == ["kind", "place", "change", "verdict", "test"]
+    assert "row_totals: 0 of 3 mutants killed" in lines
+    assert sum(line.startswith("survived: ") for line in lines) == 3
+    assert page.read_text().count("| survived |") == 3
+    (op,) = json.loads(facts.read_text())["ops"]
+    assert (op["op"], op["tests"]) == ("row_totals", 1)
+    assert [mutant["verdict"] for mutant in op["mutants"]] == ["survived"] * 3
+    assert set(op["mutants"][0]) == {
+        "kind", "file", "line", "function", "before", "after", "verdict", "test", "why"
+    }  # fmt: skip
+
+
+def test_the_generated_tests_are_run():
+    spec = ROOT / "tests/zoo/fp8_rows.yaml"
+    found = run(spec, "--kind", "not-written", "--limit", 2, "--jobs", 2)
+    assert found.exit_code == 0, found.output
+    assert "fp8_rows: 2 of 2 mutants killed" in found.output
+    assert "(nothing)" in found.output and "test_forward[" in found.output
+
+
+def test_nothing_is_proved_while_the_tests_fail(tampered):
+    tampered("row_totals/test_row_totals.py", "", "def test_it():\n    assert 1 == 2\n")
+    found = run(SPEC, "--limit", 2)
+    assert found.exit_code == 1
+    assert found.output.startswith(
+        "row_totals: test_it fails on the code as it is, so there is nothing to prove: mend that "
+        "first\n"
+    )
+
+
+def test_nothing_is_proved_without_tests(tampered):
+    tampered("row_totals/test_row_totals.py", "", "")
+    found = run(SPEC, "--limit", 2)
+    assert found.exit_code == 1
+    assert found.output == "row_totals: none of its tests ran, so there is nothing to prove\n"
+
+
+def test_a_machine_without_torch(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = run(SPEC, "--limit", 2)
+    assert found.exit_code == 2
+    assert found.output == (
+        "error: the tests of 'row_totals' could not be run: "
+        "ModuleNotFoundError: No module named 'torch'\n"
+    )
+
+
+# --- usage ---
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (
+            ["--kind", "mean-by-blok"],
+            "there is no kind of fault 'mean-by-blok'; did you mean 'mean-by-block'?",
+        ),
+        (
+            ["--kind", "zzz", "--kind", "\x1b[31m"],
+            "there is no kind of fault 'zzz'; `kgen mutate --list` shows them all",
+        ),
+        (["--limit", "0"], "0 is not in the range x>=1"),
+        (["--jobs", "0"], "0 is not in the range 1<=x<=256"),
+        (["--list", "--json", "x.json"], "--list runs nothing: there is no result to write"),
+        (["--json", "nowhere/x.json"], "there is no folder 'nowhere' for 'nowhere/x.json'"),
+        (["--markdown", "."], "File '.' is a directory"),
+        (["specs/rmsnrm.yaml"], "there is no spec 'specs/rmsnrm.yaml'"),
+    ],
+)
+def test_bad_usage(monkeypatch, args, text):
+    monkeypatch.chdir(ROOT)
+    found = run(*args)
+    assert found.exit_code == 2
+    assert text in found.output and "\x1b" not in found.output
+
+
+def test_the_list_runs_nothing_and_imports_little():
+    code = (
+        "import sys, kgen.cli\n"
+        "sys.argv = ['kgen', 'mutate', '--list', 'specs/rmsnorm.yaml']\n"
+        "try:\n    kgen.cli.main()\nexcept SystemExit as end:\n    print(end.code)\n"
+        "print({'torch', 'triton', 'pytest'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[-2:] == ["0", "set()"], done.stderr
+    assert lines[0].split() == ["kind", "rmsnorm", "meaning"]
+    assert lines[1].split()[:2] == ["mean-by-block", "5"]
+    assert lines[-3].split() == ["all", str(len(mutants("rmsnorm")))]
+
+
+# --- the pages ---
+
+
+def test_the_committed_page_lists_the_mutants_of_today():
+    """Write it again with the command that stands on it."""
+    lines = (ROOT / "docs/mutants.md").read_text().splitlines()
+    written = [line for line in lines if line.startswith("| ") and "| kind |" not in line]
+    wanted = [
+        "| " + " | ".join(page_cells(mutant)) + " | "
+        for name in SHIPPED
+        for mutant in mutants(name)
+    ]
+    assert len(written) == len(wanted)
+    for line, start in zip(written, wanted, strict=True):
+        assert line.startswith(start)
+        assert line.removeprefix(start).split(" | ")[0] in DEAD
+
+
+def test_the_page_of_a_run():
+    verdicts = [
+        Verdict(mutant, "killed", "test_forward[a|b]", "") for mutant in mutants("rmsnorm")[:2]
+    ]
+    text = as_markdown([Proof("rmsnorm", "specs/rmsnorm.yaml", 429, tuple(verdicts))], "kgen ...")
+    assert "rmsnorm: 2 of 2 mutants killed. The op has 429 tests." in text
+    assert r"| killed | `test_forward[a\|b]` |" in text
+
+
+def test_a_long_change_is_shortened_to_what_differs():
+    found = next(m for m in mutants("rmsnorm") if m.kind.name == "wrong-neutral")
+    assert len(found.change) > 120
+    assert shortened(found) == (
+        "tl.load(partial_ptr ... other=0.0) -> tl.load(partial_ptr ... other=1.0)"
+    )
+
+
+def test_the_kinds_are_explained():
+    text = (ROOT / "docs/mutation.md").read_text()
+    for kind in all_kinds():
+        assert f"| `{kind.name}` | {kind.meaning} |" in text
