@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kgen import grad
 from kgen.constants import evaluate
 from kgen.errors import KgenError, Problem, Problems, Span
 from kgen.expr import OPERATORS, Apply, Assignment, Expr, Name, Number
@@ -118,6 +117,8 @@ def _backward(spec: Spec, forward: Program, scope: _Scope, problems: Problems) -
     formulas = spec.backward
     if isinstance(formulas, str):
         problems.raise_if_any()
+        from kgen import grad  # only where something is derived: its import takes a while
+
         formulas = grad.derive(spec, verify(forward), upstream)
     scope.types.update({v.name: v.type for v in upstream})
     definitions = tuple(scope.define(a) for a in formulas)
@@ -139,6 +140,8 @@ def _double_backward(spec: Spec, forward: Program, first: Formulas, scope: _Scop
         Variable(gradient_name(r.name), Type(r.kind, Element.FLOAT), Role.UPSTREAM, absent)
         for r in first.results
     )
+    from kgen import grad
+
     formulas = grad.derive_double(spec, forward, backward, upstream)
     if not formulas:
         raise _error(
