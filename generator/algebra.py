@@ -14,7 +14,19 @@ from fractions import Fraction
 
 from kgen.errors import KgenError, Problem
 from kgen.formulas import text
-from kgen.ir import BUILTINS, Literal, Op, Program, Ref, Term, Type, join_kinds, walk
+from kgen.ir import (
+    BUILTINS,
+    COMPARISONS,
+    LOGIC,
+    Literal,
+    Op,
+    Program,
+    Ref,
+    Term,
+    Type,
+    join_kinds,
+    walk,
+)
 from kgen.spec import Element, Kind
 
 Factors = tuple[tuple[Term, int], ...]
@@ -131,9 +143,8 @@ def _element(op: str, arguments: Sequence[Term]) -> Element:
     return Element.INT if whole else Element.FLOAT
 
 
-_COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 _KEEPS_WHOLE = frozenset(["add", "sub", "mul", "neg", "where", "maximum", "minimum", "abs"])
-_CONDITIONS = frozenset([*_COMPARISONS, "and", "or", "not"])
+_CONDITIONS = frozenset([*COMPARISONS, *LOGIC])
 
 
 def literal(value: Fraction | float, like: Term) -> Literal:

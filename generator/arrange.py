@@ -257,16 +257,15 @@ class _Arrangement:
 
     def _repeated(self) -> Term | None:
         """A function, sum or choice that is written twice."""
-        counts: Counter[Term] = Counter()
-        for factors in self._products():
-            for term, _ in factors:
-                counts.update(self._worth_naming(term))
+        counts = Counter(
+            term
+            for factors in self._products()
+            for term, _ in factors
+            if isinstance(term, Op) and term.type.kind is not Kind.SCALAR
+        )
         several = [term for term, count in counts.items() if count > 1]
         # The largest first: what it contains is then perhaps written once.
         return max(several, key=lambda term: sum(1 for _ in walk(term)), default=None)
-
-    def _worth_naming(self, term: Term) -> list[Term]:
-        return [term] if isinstance(term, Op) and term.type.kind is not Kind.SCALAR else []
 
     def _fresh(self, name: str) -> str:
         if name_problem(name) is not None:

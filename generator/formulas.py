@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kgen.expr import FUNCTIONS, OPERATORS, REDUCTIONS, Apply, Expr, Name, Number
-from kgen.ir import Literal, Op, Ref, Term, walk
+from kgen.ir import FLOAT_FUNCTIONS, Literal, Op, Ref, Term, walk
 from kgen.spec import Element
 
 _LEVELS = {
@@ -31,20 +31,7 @@ _LOOSEST, _COMPARED, _UNARY, _POWER, _ATOM = 0, 4, 7, 8, 9
 _PREFIXES = {"neg": "-", "not": "not "}
 
 # These take floats whatever they are given, so a whole number among their arguments is one.
-_TAKES_FLOATS = REDUCTIONS | {
-    "exp",
-    "log",
-    "log1p",
-    "sqrt",
-    "rsqrt",
-    "tanh",
-    "sigmoid",
-    "silu",
-    "erf",
-    "sign",
-    "pow",
-    "cast",
-}
+_TAKES_FLOATS = REDUCTIONS.union(FLOAT_FUNCTIONS, ["cast"])
 # These give an int for ints.
 _KEEPS_INTS = frozenset(
     {

@@ -22,7 +22,7 @@ from kgen.arrange import Formulas, Gradient, Scene, arrange
 from kgen.errors import KgenError, Problem
 from kgen.expr import Assignment
 from kgen.formulas import expr_of, text
-from kgen.ir import Define, Literal, Op, Program, Ref, Role, Term, Variable
+from kgen.ir import COMPARISONS, LOGIC, Define, Literal, Op, Program, Ref, Role, Term, Variable
 from kgen.spec import (
     Input,
     Kind,
@@ -383,21 +383,4 @@ def _is_against_zero(term: Term) -> bool:
 
 
 _CHOICES = ("where", "maximum", "minimum", "clamp")
-_CONSTANT = frozenset(
-    [
-        "detach",
-        "sign",
-        "floor",
-        "round",
-        "floordiv",
-        "less",
-        "less_equal",
-        "greater",
-        "greater_equal",
-        "equal",
-        "not_equal",
-        "and",
-        "or",
-        "not",
-    ]
-)
+_CONSTANT = frozenset(["detach", "sign", "floor", "round", "floordiv", *COMPARISONS, *LOGIC])

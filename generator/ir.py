@@ -64,6 +64,22 @@ class Op:
 Term = Literal | Ref | Op
 
 REDUCTIONS = ("sum", "mean", "max", "min")
+COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+LOGIC = ("and", "or", "not")
+FLOAT_FUNCTIONS = (
+    "exp",
+    "log",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "sigmoid",
+    "silu",
+    "erf",
+    "sign",
+    "pow",
+)
+"""Functions that take floats and give floats, whatever they are given."""
 BUILTINS = {
     "N": Type(Kind.SCALAR, Element.INT),
     "row": Type(Kind.PER_ROW, Element.INT),

@@ -11,6 +11,9 @@ from kgen.expr import OPERATORS, Apply, Assignment, Expr, Name, Number
 from kgen.formulas import text
 from kgen.ir import (
     BUILTINS,
+    COMPARISONS,
+    FLOAT_FUNCTIONS,
+    LOGIC,
     REDUCTIONS,
     Define,
     Literal,
@@ -41,21 +44,6 @@ from kgen.spec import (
     second_gradient_name,
 )
 
-_FLOAT_FUNCTIONS = (
-    "exp",
-    "log",
-    "log1p",
-    "sqrt",
-    "rsqrt",
-    "tanh",
-    "sigmoid",
-    "silu",
-    "erf",
-    "sign",
-    "pow",
-)
-_COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
-_LOGIC = ("and", "or", "not")
 _CONSTANTS = {"inf": float("inf"), "pi": 3.141592653589793}
 
 
@@ -341,16 +329,16 @@ class _Scope:
         if folded := _folded(function, arguments, at):
             return folded
         kind = join_kinds([argument.type.kind for argument in arguments])
-        if function in _LOGIC:
+        if function in LOGIC:
             for argument in arguments:
                 self._bool(argument, f"'{function}'")
             return Op(function, arguments, Type(kind, Element.BOOL), at)
         if function == "where":
             return self._where(arguments, kind, at)
         numbers = tuple(self._number(argument, function) for argument in arguments)
-        if function in _COMPARISONS:
+        if function in COMPARISONS:
             return Op(function, numbers, Type(kind, Element.BOOL), at)
-        if function in _FLOAT_FUNCTIONS:
+        if function in FLOAT_FUNCTIONS:
             return Op(function, tuple(map(_to_float, numbers)), Type(kind, Element.FLOAT), at)
         all_int = all(number.type.element is Element.INT for number in numbers)
         if function == "div" and all_int:
@@ -442,7 +430,7 @@ def _is_constant(term: Term) -> bool:
 def _folded(function: str, arguments: tuple[Term, ...], at: Span) -> Literal | None:
     """The number that an operation on numbers alone comes to."""
     values = [argument.value for argument in arguments if isinstance(argument, Literal)]
-    if len(values) < len(arguments) or function in (*_COMPARISONS, *_LOGIC, "where"):
+    if len(values) < len(arguments) or function in (*COMPARISONS, *LOGIC, "where"):
         return None
     value = evaluate(function, values)
     if value is None:

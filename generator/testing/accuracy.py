@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from kgen.testing import paths
@@ -173,6 +173,13 @@ def check_one_output(op: Op, output: str, path: str) -> None:
 
 def check_gradcheck(op: Op, n_columns: int, given: tuple[str, ...], path: str) -> None:
     """The kernels' gradients are those of the kernels' own outputs: finite differences."""
+    check_numerically(op, n_columns, given, path, torch.autograd.gradcheck)
+
+
+def check_numerically(
+    op: Op, n_columns: int, given: tuple[str, ...], path: str, check: Callable[..., object]
+) -> None:
+    """Hand the kernels to ``gradcheck`` or ``gradgradcheck`` in float64."""
     call = arguments(op, (2, n_columns), "float64", given=given)
     names = [name for name in op.gradients if call.tensors[name] is not None]
     leaves = [present(call.tensors[name]).detach().requires_grad_() for name in names]
@@ -183,7 +190,7 @@ def check_gradcheck(op: Op, n_columns: int, given: tuple[str, ...], path: str) -
         return tuple(out for out in outputs.values() if out.dtype == torch.float64)
 
     with paths.on_path(op, path), watched():
-        torch.autograd.gradcheck(run, leaves)
+        check(run, leaves)
 
 
 def _as_coarse(op: Op, call: Arguments, got: Result) -> Result:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from kgen.testing import paths
+from kgen.testing.accuracy import check_numerically
 from kgen.testing.description import Op
 from kgen.testing.interpreter import watched
 from kgen.testing.layouts import UPSTREAM_LAYOUTS, arrange, canonical
@@ -128,17 +129,7 @@ def _as(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 def check_gradgradcheck(op: Op, n_columns: int, given: tuple[str, ...], path: str) -> None:
     """The double backward is the derivative of the kernels' own gradients: finite differences."""
-    call = arguments(op, (2, n_columns), "float64", given=given)
-    names = [name for name in op.gradients if call.tensors[name] is not None]
-    leaves = [present(call.tensors[name]).detach().requires_grad_() for name in names]
-
-    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        changed = call.with_tensors(dict(zip(names, tensors, strict=True)))
-        outputs = named(op, op.function(*changed.tensors.values(), **call.params))
-        return tuple(out for out in outputs.values() if out.dtype == torch.float64)
-
-    with paths.on_path(op, path), watched():
-        torch.autograd.gradgradcheck(run, leaves)
+    check_numerically(op, n_columns, given, path, torch.autograd.gradgradcheck)
 
 
 def check_first_order_alone(op: Op) -> None:
