@@ -14,6 +14,7 @@ from kgen.ir import (
     Ref,
     Result,
     Role,
+    Sharing,
     Variable,
     names_in,
 )
@@ -48,7 +49,9 @@ def kernel_body(spec: Spec, kernel: Kernel, several: bool) -> Body:
     """The text of one kernel below its index arithmetic; ``several``: of the op's gradients."""
     padding = choose_padding(kernel.program)
     emitter = Emitter(spec, padding)
-    writer = _Writer(spec, kernel.program, emitter, padding, several, kernel.may_lack)
+    writer = _Writer(
+        spec, kernel.program, emitter, padding, several, kernel.may_lack, kernel.partition
+    )
     if kernel.form is Form.TILE:
         return _tile(writer, emitter)
     if kernel.form is Form.STREAMING:
@@ -132,6 +135,7 @@ class _Writer:
     padding: Padding
     several: bool
     may_lack: tuple[str, ...]
+    partition: Kind | None
     lines: list[str] = field(default_factory=list)
     loaded: set[str] = field(default_factory=set)
     filled: set[str] = field(default_factory=set)
@@ -183,10 +187,12 @@ class _Writer:
     # --- loads
 
     def params(self) -> None:
-        """Float params arrive as float64 and join the arithmetic's type here."""
+        """Float params arrive as float64 and join the arithmetic's type here; scalars are read."""
         for variable in self.program.variables:
             if variable.role is Role.PARAM and variable.type.element is Element.FLOAT:
                 self.line(f"{variable.name} = tl.full((1, 1), {variable.name}, COMPUTE)")
+            elif variable.role is Role.INPUT and variable.type.kind is Kind.SCALAR:
+                self._load(variable)
 
     def load_all(self, *kinds: Kind) -> None:
         """Load every variable of some kinds."""
@@ -229,14 +235,31 @@ class _Writer:
         padding = self.padding.loads.get(name, 0.0)
         other = number(padding if is_float else int(padding))
         place, mask = f"{name}_ptr + column", "in_columns"
+        if kind is Kind.SCALAR:
+            dtype = {Element.FLOAT: "COMPUTE", Element.INT: "tl.int64", Element.BOOL: "tl.int1"}
+            return f"tl.full((1, 1), tl.load({name}_ptr), {dtype[variable.type.element]})"
         if kind is Kind.PER_ROW:
             stride = f" * {name}_row_stride" if variable.role in _STRIDED else ""
             place, mask = f"{name}_ptr + row{stride}", "in_rows"
         elif kind is Kind.MATRIX:
             stride = f"{name}_row_stride" if variable.role in _STRIDED else "n_columns"
             place, mask = f"{name}_ptr + row * {stride} + column", "mask"
+        if variable.sharing is not None:
+            place = self._shared_place(variable, variable.sharing)
         convert = ".to(COMPUTE)" if is_float and not self._is_computed(variable) else ""
         return f"tl.load({place}, mask={mask}, other={other}){convert}"
+
+    def _shared_place(self, variable: Variable, sharing: Sharing) -> str:
+        """Where the entry lies that serves each row and column."""
+        name = variable.name
+        column = f"column // {name}_width" if sharing.columns else "column"
+        if sharing.kind is Kind.PER_COLUMN:
+            return f"{name}_ptr + {column}"
+        row = {Kind.PER_BATCH: "batch", Kind.PER_PLACE: "place"}[sharing.kind]
+        if sharing.kind is self.partition and variable.type.kind is Kind.MATRIX:
+            # There the name stands for one number, and a matrix needs one for each row.
+            row = {"batch": "(row // n_places)", "place": "(row % n_places)"}[row]
+        return f"{name}_ptr + {row} * {name}_row_stride + {column}"
 
     @staticmethod
     def _is_computed(variable: Variable) -> bool:

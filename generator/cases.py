@@ -20,8 +20,16 @@ from kgen.spec import (
 )
 from kgen.tree import Mapping, Node, Sequence
 
-_DEPTHS = {Kind.MATRIX: (2,), Kind.PER_ROW: (1,), Kind.PER_COLUMN: (1,)}
+_DEPTHS = {
+    Kind.MATRIX: (2,),
+    Kind.PER_ROW: (1,),
+    Kind.PER_COLUMN: (1,),
+    Kind.PER_BATCH: (1,),
+    Kind.PER_PLACE: (2,),
+    Kind.SCALAR: (0,),
+}
 _FORMS = {
+    (0,): "a number",
     (2,): "a list of rows, as in [[1, 2], [3, 4]]",
     (1,): "a list of numbers, as in [1, 2]",
     (1, 2): "a list of numbers or of rows",
@@ -35,6 +43,7 @@ class _Slot:
     depths: tuple[int, ...]
     element: Element
     kind: Kind | None = None
+    shares_columns: bool = False
 
 
 @dataclass(slots=True)
@@ -154,10 +163,12 @@ class CaseReader:
             self._problems.add(f"{what} is at most {param.maximum}, got {value}", item.value.at)
         return value
 
-    def _values(self, item: Field, slot: _Slot, sizes: _Sizes) -> tuple[object, ...] | None:
+    def _values(self, item: Field, slot: _Slot, sizes: _Sizes) -> object | None:
         before = len(self._problems)
         what = f"'{item.key.text}'"
         node = item.value
+        if slot.depths == (0,):
+            return self._number(node, slot.element, what)
         depth = _depth(node)
         if depth not in slot.depths or not isinstance(node, Sequence):
             self._problems.add(f"{what} is {_FORMS[slot.depths]}", node.at)
@@ -177,9 +188,12 @@ class CaseReader:
     def _check_sizes(
         self, item: Field, slot: _Slot, length: int, rows: list[int], sizes: _Sizes
     ) -> None:
-        axes = {"N": length} if slot.kind is Kind.PER_COLUMN else {"M": length}
+        is_row = slot.kind in (Kind.PER_COLUMN, Kind.PER_BATCH)
+        axes = {"N": length} if is_row else {"M": length}
         if rows:
             axes["N"] = rows[0]
+        if slot.shares_columns:
+            axes.pop("N")
         for axis, size in axes.items():
             known, by = sizes.found.setdefault(axis, (size, item.key.text))
             if known != size:
@@ -202,7 +216,9 @@ class CaseReader:
         return tuple(values)
 
     def _entry(self, node: Node, element: Element, what: str) -> Number | None:
-        what = f"an entry of {what}"
+        return self._number(node, element, f"an entry of {what}")
+
+    def _number(self, node: Node, element: Element, what: str) -> Number | None:
         if element is Element.BOOL:
             return self._fields.boolean(node, what)
         if element is Element.INT:
@@ -211,7 +227,7 @@ class CaseReader:
 
 
 def _slot(entry: Input) -> _Slot:
-    return _Slot(_DEPTHS[entry.kind], entry.element, entry.kind)
+    return _Slot(_DEPTHS[entry.kind], entry.element, entry.kind, entry.shares_columns)
 
 
 def _depth(node: Node) -> int:

@@ -127,7 +127,7 @@ def kept(row_op: RowOp) -> tuple[Kept, ...]:
     hows = {Role.INPUT: How.INPUT, Role.OUTPUT: How.REUSED, Role.SAVED: How.SAVED}
     found: dict[tuple[str, How], Kept] = {}
     for program in _backwards(row_op):
-        taken = [(v.name, v.type.kind, hows[v.role]) for v in program.variables if v.role in hows]
+        taken = [(v.name, v.own_kind, hows[v.role]) for v in program.variables if v.role in hows]
         taken += [
             (d.name, d.type.kind, How.RECOMPUTED)
             for d in program.definitions
@@ -183,7 +183,7 @@ def _cost(spec: Spec, program: Program, kernels: tuple[Kernel, ...]) -> Cost:
 
 
 def _is_matrix(variable: Variable) -> bool:
-    return variable.type.kind is Kind.MATRIX
+    return variable.fills_matrix
 
 
 _LONG = (Form.STREAMING, Form.SPLIT_COLUMNS)

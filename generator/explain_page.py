@@ -9,7 +9,14 @@ from kgen.cost import How, Kept, dtype_used_in
 from kgen.explain import Direction, Explanation
 from kgen.spec import Element, Input, Kind, Param, Spec, differentiable_inputs, gradient_name
 
-SHAPES = {Kind.MATRIX: "(..., N)", Kind.PER_ROW: "(...)", Kind.PER_COLUMN: "(N,)"}
+SHAPES = {
+    Kind.MATRIX: "(..., N)",
+    Kind.PER_ROW: "(...)",
+    Kind.PER_COLUMN: "(N,)",
+    Kind.PER_BATCH: "(..., N) beside (..., T, N)",
+    Kind.PER_PLACE: "(T, N)",
+    Kind.SCALAR: "()",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,11 @@ def _input_row(entry: Input, spec: Spec) -> tuple[str, ...]:
     notes = [f"gradient {gradient_name(entry.name)}" if has_gradient else "no gradient"]
     if entry.absent is not None:
         notes.append(f"optional, {entry.absent:g} when not given")
-    return entry.name, entry.kind.value, SHAPES[entry.kind], entry.element.value, ", ".join(notes)
+    shape = SHAPES[entry.kind]
+    if entry.shares_columns:
+        shape = shape.replace("N", "K", 1)
+        notes.append("each entry for N / K columns")
+    return entry.name, entry.kind.value, shape, entry.element.value, ", ".join(notes)
 
 
 def _param_row(param: Param) -> tuple[str, ...]:

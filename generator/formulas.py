@@ -96,7 +96,7 @@ def expr_of(term: Term) -> Expr:
     if term.op == "float":
         return expr_of(term.arguments[0])
     arguments = [_argument(term, index) for index in range(len(term.arguments))]
-    if term.like is not None:
+    if term.op == "cast" and term.like is not None:
         arguments.append(Name(term.like, term.at))
     if _would_be_int(term):
         first = 1 if term.op == "where" else 0

@@ -22,7 +22,19 @@ from kgen.arrange import Formulas, Gradient, Scene, arrange
 from kgen.errors import KgenError, Problem
 from kgen.expr import Assignment
 from kgen.formulas import expr_of, text
-from kgen.ir import COMPARISONS, LOGIC, Define, Literal, Op, Program, Ref, Role, Term, Variable
+from kgen.ir import (
+    BUILTINS,
+    COMPARISONS,
+    LOGIC,
+    Define,
+    Literal,
+    Op,
+    Program,
+    Ref,
+    Role,
+    Term,
+    Variable,
+)
 from kgen.spec import (
     Input,
     Kind,
@@ -45,7 +57,8 @@ def derive(spec: Spec, forward: Program, upstream: tuple[Variable, ...]) -> tupl
     wanted = differentiable_inputs(spec)
     names = {i.name: gradient_name(i.name) for i in wanted}
     arriving = {v.name[1:]: v for v in upstream}
-    return _derived(spec, forward, arriving, {i.name: i.kind for i in wanted}, names, wanted)
+    kinds = {i.name: Kind.PER_COLUMN if i.is_summed else i.kind for i in wanted}
+    return _derived(spec, forward, arriving, kinds, names, wanted)
 
 
 def derive_double(
@@ -212,8 +225,17 @@ class _Reverse:
             self._remember(term, arriving)
         for operand, part in self._parts(term, arriving, value):
             if self._is_active(operand):
-                is_summed = operand.type.kind is Kind.PER_ROW and term.type.kind is Kind.MATRIX
-                self._push(operand, self.algebra.total(part, term) if is_summed else part, operand)
+                self._push(operand, self._gathered(operand, part, term), operand)
+
+    def _gathered(self, operand: Term, part: Poly, term: Op) -> Poly:
+        """What an operand gets of what arrives in every place that it is spread to."""
+        if operand.type.kind is Kind.PER_ROW and term.type.kind is Kind.MATRIX:
+            return self.algebra.total(part, term)
+        if operand.type.kind is Kind.SCALAR and term.type.kind is Kind.PER_ROW:
+            # A sum over all places counts what is there once a row in one of its columns.
+            first = operation("equal", Ref("column", BUILTINS["column"], term.at), literal(0, term))
+            return self._chosen(first, part, True)
+        return part
 
     def _remember(self, value: Term, arriving: Poly) -> None:
         """Of a product that is all that arrives for a value, what it is the gradient of."""

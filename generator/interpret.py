@@ -16,16 +16,22 @@ Number = float | int | bool
 _DTYPES = {Element.FLOAT: torch.float64, Element.INT: torch.int64, Element.BOOL: torch.bool}
 
 
-def run(program: Program, values: Mapping[str, Tensor | Number]) -> dict[str, Tensor]:
+def run(
+    program: Program,
+    values: Mapping[str, Tensor | Number],
+    entries: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
     """The value of every definition by name, each of the shape of its kind or broadcast to less.
 
     ``values`` gives the program's variables: a matrix as (M, N), per_row as (M, 1), per_column as
     (1, N), a scalar as a number or (); one that may be absent can be left out. M and N are those
-    that the values broadcast to, so values that the program does not use may be given too. Floats
+    that the values broadcast to, so values that the program does not use may be given too.
+    ``entries`` numbers, for an input whose entries serve several rows or columns, the entry that
+    each place of its value holds; its gradient is then the sum over all places of an entry. Floats
     count as float64. Autograd flows through every function, through ``cast`` as the identity and
     not through ``detach``. Raises ``KgenError`` where whole numbers are divided by zero.
     """
-    scope = scope_of(program, values)
+    scope = scope_of(program, values, entries)
     found: dict[str, Tensor] = {}
     for definition in program.definitions:
         found[definition.name] = scope.evaluate(definition.term)
@@ -40,6 +46,7 @@ class Scope:
     shape: tuple[int, int]
     values: dict[str, Tensor]
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    entries: Mapping[str, Tensor] = field(default_factory=dict)
 
     def evaluate(self, term: Term) -> Tensor:
         """The value of a term; names in it must be known."""
@@ -54,6 +61,9 @@ class Scope:
         dtype = _DTYPES[term.type.element]
         if term.op == "cast":
             return self._cast(arguments[0], term.like or "")
+        entries = self.entries.get(term.like or "")
+        if term.op == "sum_rows" and entries is not None:
+            return entry_sums(arguments[0].to(dtype).expand(self.shape), entries)
         if term.op in _REDUCTIONS:
             return _REDUCTIONS[term.op](arguments[0].to(dtype).expand(self.shape))
         if term.op in _CHOICES:
@@ -73,7 +83,18 @@ class Scope:
         return rounded
 
 
-def scope_of(program: Program, values: Mapping[str, Tensor | Number]) -> Scope:
+def entry_sums(values: Tensor, entries: Tensor) -> Tensor:
+    """At each place the sum of the values at all places that hold the same entry."""
+    places = entries.expand(values.shape).flatten()
+    totals = values.new_zeros(int(places.max()) + 1 if len(places) else 1)
+    return totals.index_add(0, places, values.flatten())[entries]
+
+
+def scope_of(
+    program: Program,
+    values: Mapping[str, Tensor | Number],
+    entries: Mapping[str, Tensor] | None = None,
+) -> Scope:
     """A scope with the variables of a program and the built-in names."""
     shapes = [value.shape for value in values.values() if isinstance(value, Tensor)]
     shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
@@ -83,7 +104,7 @@ def scope_of(program: Program, values: Mapping[str, Tensor | Number]) -> Scope:
         "row": torch.arange(rows).unsqueeze(1),
         "column": torch.arange(columns).unsqueeze(0),
     }
-    scope = Scope((rows, columns), built_in)
+    scope = Scope((rows, columns), built_in, entries=entries or {})
     for variable in program.variables:
         value = values.get(variable.name, variable.absent)
         assert value is not None, f"the program needs a value for {variable.name}"

@@ -44,7 +44,10 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A function of terms. ``like`` is what a ``cast`` rounds to."""
+    """A function of terms.
+
+    ``like`` is what a ``cast`` rounds to, and the shared input whose gradient a ``sum_rows`` is.
+    """
 
     op: str
     arguments: tuple[Term, ...]
@@ -100,6 +103,18 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the entries of an input serve several rows or columns.
+
+    ``kind`` is the input's own: a ``PER_BATCH`` value is a matrix to formulas. With ``columns`` an
+    entry serves several adjacent columns.
+    """
+
+    kind: Kind
+    columns: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Variable:
     """A value a program is given. ``absent`` is what an optional one counts as."""
 
@@ -107,6 +122,17 @@ class Variable:
     type: Type
     role: Role
     absent: float | None = None
+    sharing: Sharing | None = None
+
+    @property
+    def own_kind(self) -> Kind:
+        """How its tensor spreads: that of an input which is shared, not what formulas see."""
+        return self.type.kind if self.sharing is None else self.sharing.kind
+
+    @property
+    def fills_matrix(self) -> bool:
+        """Whether its tensor has an entry for every place of the matrix."""
+        return self.type.kind is Kind.MATRIX and self.sharing is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +202,8 @@ def names_in(term: Term) -> tuple[str, ...]:
 
 def dtypes_in(term: Term) -> set[str]:
     """The names whose dtype a term rounds to: their tensors are needed, though not their values."""
-    return {t.like for t in walk(term) if isinstance(t, Op) and t.like is not None}
+    casts = (t for t in walk(term) if isinstance(t, Op) and t.op == "cast")
+    return {cast.like for cast in casts if cast.like is not None}
 
 
 def substitute(term: Term, values: Mapping[str, Term]) -> Term:

@@ -41,7 +41,8 @@ from kgen.spec import (
 from kgen.tree import Broken, Mapping, Node, Scalar
 
 MAX_FILE = 1024 * 1024
-INPUT_KINDS = ("matrix", "per_row", "per_column")
+INPUT_KINDS = ("matrix", "per_row", "per_column", "per_batch", "per_place", "scalar")
+SHARING_KINDS = (Kind.PER_COLUMN, Kind.PER_BATCH, Kind.PER_PLACE)
 ELEMENTS = ("float", "int", "bool")
 Backward = tuple[Assignment, ...] | Literal["none", "derive"]
 
@@ -212,18 +213,27 @@ class _Loader:
         kind = self._kind(found["kind"].value, first) if "kind" in found else Kind.MATRIX
         element = self._element(found.get("type"))
         absent = self._absent(found.get("absent"), element, first)
-        return Input(name, kind, at, element, absent, self._grad(found.get("grad"), element))
+        grad = self._grad(found.get("grad"), element)
+        shares = self._shares_columns(found.get("columns"), kind)
+        return Input(name, kind, at, element, absent, grad, shares)
 
     def _kind(self, node: Node, first: bool) -> Kind:
-        if isinstance(node, Scalar) and node.text == "scalar":
-            message = "an input is matrix, per_row or per_column: a scalar is a param"
-            self._problems.add(message, node.at)
-            return Kind.MATRIX
         word = self._fields.choice(node, "kind", INPUT_KINDS)
         if first and word not in (None, "matrix"):
             message = f"the first input is the matrix that the op works on, got '{word}'"
             self._problems.add(message, node.at)
         return Kind(word) if word else Kind.MATRIX
+
+    def _shares_columns(self, field: Field | None, kind: Kind) -> bool:
+        if field is None or self._fields.choice(field.value, "columns", ("shared",)) is None:
+            return False
+        if kind not in SHARING_KINDS:
+            kinds = words([kind.value for kind in SHARING_KINDS])
+            self._problems.add(
+                f"columns can be shared in an input that is {kinds}, got {kind.value}",
+                field.key.at,
+            )
+        return True
 
     def _element(self, field: Field | None) -> Element:
         word = self._fields.choice(field.value, "type", ELEMENTS) if field else None

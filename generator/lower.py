@@ -22,6 +22,7 @@ from kgen.ir import (
     Ref,
     Result,
     Role,
+    Sharing,
     Term,
     Type,
     Variable,
@@ -33,6 +34,7 @@ from kgen.ir import (
 from kgen.rewrite import hoist
 from kgen.saving import Formulas, with_backwards
 from kgen.spec import (
+    BATCHED_KINDS,
     Element,
     Input,
     Kind,
@@ -80,7 +82,8 @@ def formulas_of(spec: Spec) -> tuple[Program, tuple[Formulas, ...]]:
     """Forward, and the formulas of each backward, before it is decided what is saved."""
     problems = Problems()
     _check_optional(spec, problems)
-    variables = _input_variables(spec)
+    _check_shared(spec, problems)
+    variables = input_variables(spec)
     scope = _Scope(spec, problems, {v.name: v.type for v in variables})
     forward_defines = tuple(scope.define(a) for a in spec.forward)
     outputs = tuple(_output_result(spec, output, scope, problems) for output in spec.outputs)
@@ -114,8 +117,18 @@ def _backward(spec: Spec, forward: Program, scope: _Scope, problems: Problems) -
     inputs = differentiable_inputs(spec)
     for input_ in inputs:
         _check_gradient(input_, sound, problems)
-    gradients = tuple(Result(gradient_name(i.name), i.kind, Role.GRADIENT) for i in inputs)
-    return Formulas(upstream, definitions, gradients)
+    kinds = {i.name: Kind.PER_COLUMN if i.is_summed else i.kind for i in inputs}
+    gradients = tuple(Result(gradient_name(i.name), kinds[i.name], Role.GRADIENT) for i in inputs)
+    return Formulas(upstream, tuple(_of_shared(spec, d) for d in definitions), gradients)
+
+
+def _of_shared(spec: Spec, definition: Define) -> Define:
+    """The gradient of an input that several rows or columns share tells whose it is."""
+    term = definition.term
+    shared = {gradient_name(i.name): i.name for i in spec.inputs if i.is_shared}
+    if isinstance(term, Op) and term.op == "sum_rows" and definition.name in shared:
+        term = Op(term.op, term.arguments, term.type, term.at, shared[definition.name])
+    return Define(definition.name, term, definition.text, definition.at)
 
 
 def _double_backward(spec: Spec, forward: Program, first: Formulas, scope: _Scope) -> Formulas:
@@ -164,8 +177,12 @@ def _leading_to(results: tuple[Result, ...], definitions: tuple[Define, ...]) ->
     return needed(Program((), definitions, results)).definitions
 
 
-def _input_variables(spec: Spec) -> tuple[Variable, ...]:
-    inputs = [Variable(i.name, Type(i.kind, i.element), Role.INPUT, i.absent) for i in spec.inputs]
+def input_variables(spec: Spec) -> tuple[Variable, ...]:
+    """The inputs and params as programs take them."""
+    inputs = [
+        Variable(i.name, Type(i.spread, i.element), Role.INPUT, i.absent, _sharing(i))
+        for i in spec.inputs
+    ]
     params = [Variable(p.name, Type(Kind.SCALAR, p.element), Role.PARAM) for p in spec.params]
     return (*inputs, *params)
 
@@ -203,6 +220,42 @@ def _check_optional(spec: Spec, problems: Problems) -> None:
             )
 
 
+def _sharing(input_: Input) -> Sharing | None:
+    return Sharing(input_.kind, input_.shares_columns) if input_.is_shared else None
+
+
+def _check_shared(spec: Spec, problems: Problems) -> None:
+    """Sums over rows go by matrix or by place, and are differentiated once."""
+    if spec.backward == "none":
+        return
+    graded = [i for i in differentiable_inputs(spec) if i.is_shared]
+    batched = {i.kind: i for i in graded if i.kind in BATCHED_KINDS}
+    if len(batched) == len(BATCHED_KINDS):
+        first, second = sorted(batched.values(), key=spec.inputs.index)
+        problems.add(
+            f"the gradient of '{second.name}' is a sum {_SUMS[second.kind]}, that of "
+            f"'{first.name}' {_SUMS[first.kind]}; an op makes one kind of them: mark one of the "
+            "inputs grad: false",
+            second.at,
+        )
+    if graded and spec.double_backward:
+        problems.add(
+            f"double_backward does not reach the {_described(graded[0])} input "
+            f"'{graded[0].name}': remove the key, or mark the input grad: false",
+            graded[0].at,
+        )
+
+
+_SUMS = {
+    Kind.PER_BATCH: "over the rows of each matrix",
+    Kind.PER_PLACE: "over the matrices of the batch",
+}
+
+
+def _described(input_: Input) -> str:
+    return f"{input_.kind.value}{' (columns: shared)' if input_.shares_columns else ''}"
+
+
 def _output_result(spec: Spec, output: Output, scope: _Scope, problems: Problems) -> Result:
     type_ = scope.types.get(output.name)
     at = next((a.at for a in spec.forward if a.name == output.name), output.at)
@@ -235,10 +288,10 @@ def _check_gradient(input_: Input, defines: tuple[Define, ...], problems: Proble
             f"'{name}' is bool; gradients are numbers: {name} = where(condition, 1, 0)",
             define.at,
         )
-    if input_.kind is Kind.PER_COLUMN and not is_column_sum:
+    if input_.is_summed and not is_column_sum:
         problems.add(
-            f"'{name}' is {kind.value}; the gradient of the per_column input '{input_.name}' "
-            f"is a sum over rows: {name} = sum_rows(...)",
+            f"'{name}' is {kind.value}; the gradient of the {input_.kind.value} input "
+            f"'{input_.name}' is a sum over rows: {name} = sum_rows(...)",
             define.at,
         )
     elif input_.kind is Kind.PER_ROW and (kind not in (Kind.PER_ROW, Kind.SCALAR)):

@@ -15,6 +15,7 @@ from kgen.ir import (
     Term,
     Type,
     is_reduction,
+    join_kinds,
     names_in,
     substitute,
     verify,
@@ -71,6 +72,38 @@ def _hoist_inside(
         return Ref(hoisted[rebuilt], term.type, term.at)
 
     return visit(definition.term, is_whole)
+
+
+def retyped(program: Program) -> Program | None:
+    """The program with the kinds that follow from those of its variables.
+
+    None where a reduction would be of no matrix.
+    """
+    kinds = {name: type_.kind for name, type_ in BUILTINS.items()}
+    kinds |= {v.name: v.type.kind for v in program.variables}
+    sound = True
+
+    def visit(term: Term) -> Term:
+        nonlocal sound
+        if isinstance(term, Literal):
+            return term
+        if isinstance(term, Ref):
+            return Ref(term.name, Type(kinds[term.name], term.type.element), term.at)
+        arguments = tuple(map(visit, term.arguments))
+        kind = term.type.kind
+        if is_reduction(term) or term.op == "sum_rows":
+            sound = sound and arguments[0].type.kind is Kind.MATRIX
+        else:
+            kind = join_kinds([argument.type.kind for argument in arguments])
+        return Op(term.op, arguments, Type(kind, term.type.element), term.at, term.like)
+
+    definitions: list[Define] = []
+    for definition in program.definitions:
+        term = visit(definition.term)
+        kinds[definition.name] = term.type.kind
+        definitions.append(Define(definition.name, term, definition.text, definition.at))
+    whole = Program(program.variables, tuple(definitions), program.results)
+    return verify(whole) if sound else None
 
 
 def hoist_rows(program: Program) -> Program:

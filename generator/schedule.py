@@ -22,8 +22,8 @@ from kgen.ir import (
     verify,
 )
 from kgen.lower import RowOp
-from kgen.rewrite import hoist, hoist_rows, inline
-from kgen.spec import Element, Kind
+from kgen.rewrite import hoist, hoist_rows, inline, retyped
+from kgen.spec import BATCHED_KINDS, Element, Kind, Spec, gradient_name
 
 
 class Form(Enum):
@@ -67,7 +67,9 @@ class Walk:
 class Kernel:
     """One ``@triton.jit`` function. ``walks`` and ``before`` are for ``STREAMING`` alone.
 
-    ``may_lack`` names the statistics that are not there when nobody wants what they serve.
+    ``may_lack`` names the statistics that are not there when nobody wants what they serve. With a
+    ``partition``, ``PER_BATCH`` or ``PER_PLACE``, all rows of a program are those of one matrix, or
+    those of one place in all matrices.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Kernel:
     before: tuple[Define, ...] = ()
     walks: tuple[Walk, ...] = ()
     may_lack: tuple[str, ...] = ()
+    partition: Kind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ class Pass:
     """The kernels of one backward: ``name`` is ``backward`` or ``double_backward``.
 
     ``statistics`` pass from the split's first kernel to its second; ``statistics_for`` is the one
-    gradient that they serve, if it is one and may be left out.
+    gradient that they serve, if it is one and may be left out. Of the ``column_sums``, those in
+    ``partial_sums`` go over the rows of one part of the ``partition`` each.
     """
 
     name: str
@@ -92,6 +96,8 @@ class Pass:
     statistics: tuple[str, ...] = ()
     column_sums: tuple[str, ...] = ()
     statistics_for: str | None = None
+    partition: Kind | None = None
+    partial_sums: tuple[str, ...] = ()
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -151,13 +157,43 @@ def schedule(row_op: RowOp) -> OpSchedule:
         streaming(f"{op}_forward_streaming", row_op.forward),
     )
     programs = (("backward", row_op.backward), ("double_backward", row_op.double_backward))
-    passes = tuple(_pass(op, name, program) for name, program in programs if program is not None)
+    passes = tuple(
+        _pass(row_op.spec, name, program) for name, program in programs if program is not None
+    )
     return OpSchedule(row_op, forward, passes)
 
 
-def _pass(op: str, name: str, program: Program) -> Pass:
+def _pass(spec: Spec, name: str, program: Program) -> Pass:
     """Whole rows in registers or in chunks, and tiles of columns where some are summed."""
-    prefix = f"{op}_{name}"
+    made = _pass_of_rows(f"{spec.op}_{name}", name, program)
+    batched = {gradient_name(i.name): i.kind for i in spec.inputs if i.kind in BATCHED_KINDS}
+    partial_sums = tuple(n for n in made.column_sums if n in batched)
+    if not partial_sums:
+        return made
+    partition = batched[partial_sums[0]]
+    kernels = tuple(
+        (
+            replace(k, partition=partition, program=_in_one_part(k.program, partition))
+            if k.form in (Form.GROUPS, Form.SPLIT_COLUMNS)
+            else k
+        )
+        for k in made.kernels
+    )
+    return replace(made, kernels=kernels, partition=partition, partial_sums=partial_sums)
+
+
+def _in_one_part(program: Program, partition: Kind) -> Program:
+    """The program for rows of one part of the matrix, whose shared row is as per_column values."""
+    narrowed = {
+        v.name: Type(Kind.PER_COLUMN, v.type.element)
+        for v in program.variables
+        if v.sharing is not None and v.sharing.kind is partition
+    }
+    variables = tuple(replace(v, type=narrowed.get(v.name, v.type)) for v in program.variables)
+    return retyped(Program(variables, program.definitions, program.results)) or program
+
+
+def _pass_of_rows(prefix: str, name: str, program: Program) -> Pass:
     sums = tuple(r.name for r in program.results if r.kind is Kind.PER_COLUMN)
     if not sums:
         kernels = (

@@ -83,7 +83,8 @@ _VALUE = _choices(_NUMBER_OR_BOOL, _ROW, {"type": "array", "items": _ROW, "minIt
 _KIND = _enum(
     INPUT_KINDS,
     description="matrix: (M, N), the rows. per_row: (M,), one value a row. "
-    "per_column: (N,), shared by all rows.",
+    "per_column: (N,), shared by all rows. per_batch: (..., N) beside (..., T, N), shared by the "
+    "rows of a matrix. per_place: (T, N), shared by all matrices. scalar: (), one number.",
 )
 _DTYPE = _choices(
     _enum(OUTPUT_DTYPES),
@@ -96,6 +97,7 @@ _INPUT = _object(
         "type": _enum(ELEMENTS, default="float"),
         "absent": _NUMBER_OR_BOOL,
         "grad": {"type": "boolean", "default": True},
+        "columns": _enum(["shared"]),
     },
 )
 _PARAM = _object(

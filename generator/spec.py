@@ -13,11 +13,17 @@ from kgen.expr import BUILTIN_NAMES, FUNCTIONS, Assignment
 
 
 class Kind(Enum):
-    """How a value spreads over the (M, N) matrix."""
+    """How a value spreads over the (M, N) matrix.
+
+    In a batch of matrices, (..., T, N), ``PER_BATCH`` inputs have a row for each matrix and
+    ``PER_PLACE`` inputs one for each place in a matrix. In formulas both are matrices.
+    """
 
     MATRIX = "matrix"
     PER_ROW = "per_row"
     PER_COLUMN = "per_column"
+    PER_BATCH = "per_batch"
+    PER_PLACE = "per_place"
     SCALAR = "scalar"
 
 
@@ -29,13 +35,19 @@ class Element(Enum):
     BOOL = "bool"
 
 
+BATCHED_KINDS = (Kind.PER_BATCH, Kind.PER_PLACE)
+"""Kinds of which a matrix holds one row for several of its own."""
+
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "float8_e5m2", "int8", "int32", "int64")
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A tensor argument. ``absent`` is the neutral value of an optional one."""
+    """A tensor argument. ``absent`` is the neutral value of an optional one.
+
+    With ``shares_columns`` each entry of its last dimension, K long, serves N / K adjacent columns.
+    """
 
     name: str
     kind: Kind
@@ -43,6 +55,27 @@ class Input:
     element: Element = Element.FLOAT
     absent: float | None = None
     grad: bool = True
+    shares_columns: bool = False
+
+    @property
+    def spread(self) -> Kind:
+        """How its values spread over the matrix in formulas and in kernels."""
+        return Kind.MATRIX if self.kind in BATCHED_KINDS else self.kind
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its entries serve more than the columns of a per_column value do."""
+        return self.kind in (*BATCHED_KINDS, Kind.SCALAR) or self.shares_columns
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether its gradient is a sum over rows."""
+        return self.kind is Kind.PER_COLUMN or self.is_shared
+
+    @property
+    def folds_columns(self) -> bool:
+        """Whether its gradient is a sum over columns as well."""
+        return self.kind is Kind.SCALAR or self.shares_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +190,7 @@ INPUT_KEYS = (
     Key("type", "what the entries are; int and bool inputs take no gradient"),
     Key("absent", "makes the input optional: the neutral value used when it is not given"),
     Key("grad", "false when the input takes no gradient"),
+    Key("columns", "'shared' when each entry of the last dimension serves several columns"),
 )
 PARAM_KEYS = (
     Key("type", "float or int; a bool param chooses code when a kernel is compiled"),
@@ -196,6 +230,7 @@ _GENERATED = """
     backward_plan clamp_int double_backward_plan forward_ctx forward_plan mark_dirty
     mark_non_differentiable must needs_input_grad save_for_backward saved_tensors
     set_materialize_grads takes
+    batch n_batches n_places n_splits place
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
 """Names that generated code or the language of formulas uses itself."""
@@ -209,6 +244,8 @@ _SUFFIXES = (
     "_kernel",
     "_block",
     "_dtype",
+    "_shape",
+    "_width",
 )
 _MODULES = """
     abc argparse ast asyncio base64 builtins cmath code codecs collections contextlib copy csv
@@ -297,6 +334,11 @@ def differentiable_inputs(spec: Spec) -> tuple[Input, ...]:
 def differentiable_outputs(spec: Spec) -> tuple[Output, ...]:
     """The outputs that a gradient comes back for."""
     return tuple(o for o in spec.outputs if has_gradient(o, spec.inputs))
+
+
+def is_batched(spec: Spec) -> bool:
+    """Whether the op takes (..., T, N): a batch of matrices, rather than rows in any order."""
+    return any(i.kind in BATCHED_KINDS for i in spec.inputs)
 
 
 def has_gradient(output: Output, inputs: tuple[Input, ...]) -> bool:

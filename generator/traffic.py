@@ -67,9 +67,9 @@ class Setting:
         return self.rows * self.columns
 
     def values(self, kind: Kind) -> int:
-        """How many values a tensor of some kind has."""
-        spread = {Kind.MATRIX: self.elements, Kind.PER_ROW: self.rows}
-        return spread.get(kind, self.columns if kind is Kind.PER_COLUMN else 1)
+        """How many values a tensor of some kind has; a row where several rows share it."""
+        spread = {Kind.MATRIX: self.elements, Kind.PER_ROW: self.rows, Kind.SCALAR: 1}
+        return spread.get(kind, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Traffic:
 
     Attributes:
         launch: the kernels.
-        moves: the tensors; per_column values count once, since they stay in the cache.
+        moves: the tensors; what rows share counts as one row, since it stays in the cache.
         groups: the groups of rows, each with partial column sums of its own; 0 without sums.
         partial_bytes: the scratch of the partial column sums.
         statistic_bytes: the scratch of row values between two kernels.
@@ -201,7 +201,7 @@ def least_bytes(plan: OpSchedule, direction: str, setting: Setting) -> int:
     dtypes = _dtypes(plan.row_op.spec, setting)
     used = _used(program)
     given = [v for v in program.variables if v.name in used and v.role is not Role.PARAM]
-    tensors = [(v.name, v.type.kind, v.role) for v in given]
+    tensors = [(v.name, v.own_kind, v.role) for v in given]
     tensors += [(r.name, r.kind, r.role) for r in program.results]
     return sum(
         setting.values(kind) * DTYPE_BYTES[setting.compute if role in _COMPUTED else dtypes[name]]
@@ -251,7 +251,7 @@ def _moves(
 ) -> Iterator[Move]:
     used = _used(kernel.program)
     for variable in kernel.program.variables:
-        kind, name = variable.type.kind, variable.name
+        kind, name = variable.own_kind, variable.name
         if variable.role is Role.PARAM or name not in used:
             continue
         times = 1

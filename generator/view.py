@@ -9,7 +9,7 @@ from kgen.body import Body, kernel_body
 from kgen.emit import helper_sources
 from kgen.ir import Program, Role, Variable
 from kgen.schedule import Form, Kernel, MergeKind, OpSchedule
-from kgen.spec import Element, Kind, Spec
+from kgen.spec import BATCHED_KINDS, Element, Kind, Spec
 
 _TEMPLATES = {
     Form.TILE: "kernel_tile.py.jinja",
@@ -17,6 +17,15 @@ _TEMPLATES = {
     Form.GROUPS: "kernel_groups.py.jinja",
     Form.SPLIT_COLUMNS: "kernel_groups.py.jinja",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class RowsView:
+    """Which rows a program takes: its part of the matrix, its loop, and the rows of a tile."""
+
+    part: str
+    walk: str
+    inside: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +38,20 @@ class KernelView:
     unspecialized: str
     parameters: str
     first_column: str
+    rows: RowsView
     body: Body
 
 
 @dataclass(frozen=True, slots=True)
 class SumsView:
-    """The kernel that adds up what groups of rows have left of each column sum."""
+    """The kernel that adds up what groups of rows have left of each column sum.
+
+    With ``has_parts`` it does so for each of several parts of the matrix.
+    """
 
     name: str
     sums: tuple[str, ...]
+    has_parts: bool
     blocks: tuple[str, ...]
 
 
@@ -76,18 +90,22 @@ def _sums_views(plan: OpSchedule) -> tuple[SumsView, ...]:
     for each in plan.passes:
         name, sums = plan.sum_groups(each), each.column_sums
         if name is not None and name not in found:
-            found[name] = SumsView(name, sums, _sum_blocks(sums))
+            has_parts = each.partition is not None
+            found[name] = SumsView(name, sums, has_parts, _sum_blocks(sums, has_parts))
     return tuple(found.values())
 
 
-def _sum_blocks(sums: tuple[str, ...]) -> tuple[str, ...]:
+def _sum_blocks(sums: tuple[str, ...], has_parts: bool) -> tuple[str, ...]:
     """Each column sum; where there are several, only those that are wanted."""
     blocks = []
+    first, place = ("", "")
+    if has_parts:
+        first, place = " + part * n_groups * n_columns", "part * n_columns + "
     for name in sums:
         arguments = "column, in_columns, n_groups, n_columns, COMPUTE, GROUPS, BLOCK"
         lines = [
-            f"{name} = group_sum({name}_partial_ptr, {arguments})",
-            f"tl.store({name}_ptr + column, {name}, mask=in_columns)",
+            f"{name} = group_sum({name}_partial_ptr{first}, {arguments})",
+            f"tl.store({name}_ptr + {place}column, {name}, mask=in_columns)",
         ]
         if len(sums) > 1:
             lines = [f"if {name}_ptr is not None:", *(f"    {line}" for line in lines)]
@@ -97,7 +115,8 @@ def _sum_blocks(sums: tuple[str, ...]) -> tuple[str, ...]:
 
 def _kernel_view(spec: Spec, kernel: Kernel, several: bool) -> KernelView:
     params = [v.name for v in kernel.program.variables if _is_runtime_param(v)]
-    unspecialized = ", ".join(f'"{name}"' for name in ("n_rows", *params))
+    sizes = [word for word in extents(kernel) if word != "n_columns"]
+    unspecialized = ", ".join(f'"{name}"' for name in (*sizes, *params))
     return KernelView(
         name=kernel.name,
         template=_TEMPLATES[kernel.form],
@@ -105,8 +124,42 @@ def _kernel_view(spec: Spec, kernel: Kernel, several: bool) -> KernelView:
         unspecialized=f"[{unspecialized}]",
         parameters="\n".join(f"{p}," for p in _parameters(kernel)),
         first_column="tl.program_id(1) * BLOCK + " if kernel.form is Form.SPLIT_COLUMNS else "",
+        rows=_rows(kernel),
         body=kernel_body(spec, kernel, several),
     )
+
+
+def _rows(kernel: Kernel) -> RowsView:
+    """The rows of a program, and of each the matrix and the place where those are asked for."""
+    used = {v.sharing.kind for v in kernel.program.variables if v.sharing is not None}
+    names = []
+    if Kind.PER_BATCH in used:
+        names.append("batch = row // n_places")
+    if Kind.PER_PLACE in used:
+        names.append("place = row % n_places")
+    if kernel.form in (Form.TILE, Form.STREAMING):
+        return RowsView("", "", "\n".join(names))
+    lanes = "start + tl.arange(0, ROWS)[:, None].to(tl.int64)"
+    walk = "group % n_splits * ROWS, {count}, n_splits * ROWS"
+    if kernel.partition is Kind.PER_BATCH:
+        inside = [
+            f"place = {lanes}",
+            "row = batch * n_places + place",
+            "in_rows = place < n_places",
+        ]
+        part = "batch = (group // n_splits).to(tl.int64)"
+        return RowsView(part, walk.format(count="n_places"), "\n".join(inside))
+    if kernel.partition is Kind.PER_PLACE:
+        inside = [
+            f"batch = {lanes}",
+            "row = batch * n_places + place",
+            "in_rows = batch < n_batches",
+        ]
+        part = "place = (group // n_splits).to(tl.int64)\nn_batches = n_rows // n_places"
+        return RowsView(part, walk.format(count="n_batches"), "\n".join(inside))
+    inside = [f"row = {lanes}", "in_rows = row < n_rows", *names]
+    walk = "group * ROWS, n_rows, tl.num_programs(0) * ROWS"
+    return RowsView("", walk, "\n".join(inside))
 
 
 def pointers(kernel: Kernel) -> tuple[str, ...]:
@@ -122,8 +175,25 @@ def strided(program: Program) -> tuple[Variable, ...]:
     return tuple(
         v
         for v in program.variables
-        if v.role in (Role.INPUT, Role.UPSTREAM) and v.type.kind in (Kind.MATRIX, Kind.PER_ROW)
+        if v.role in (Role.INPUT, Role.UPSTREAM)
+        and (v.type.kind in (Kind.MATRIX, Kind.PER_ROW) or _is_batched(v))
     )
+
+
+def extents(kernel: Kernel) -> tuple[str, ...]:
+    """The whole numbers that a kernel takes about the sizes of its tensors."""
+    variables = kernel.program.variables
+    words = ["n_rows", "n_columns"]
+    if kernel.partition is not None or any(map(_is_batched, variables)):
+        words.append("n_places")
+    if kernel.partition is not None:
+        words.append("n_splits")
+    words += [f"{v.name}_width" for v in variables if v.sharing is not None and v.sharing.columns]
+    return tuple(words)
+
+
+def _is_batched(variable: Variable) -> bool:
+    return variable.sharing is not None and variable.sharing.kind in BATCHED_KINDS
 
 
 def _parameters(kernel: Kernel) -> tuple[str, ...]:
@@ -139,8 +209,7 @@ def _parameters(kernel: Kernel) -> tuple[str, ...]:
     return (
         *(f"{name}_ptr" for name in pointers(kernel)),
         *(f"{v.name}_row_stride" for v in strided(program)),
-        "n_rows",
-        "n_columns",
+        *extents(kernel),
         *runtime,
         *flags,
         "COMPUTE: tl.constexpr",
@@ -148,6 +217,14 @@ def _parameters(kernel: Kernel) -> tuple[str, ...]:
         "BLOCK: tl.constexpr",
         *(["STAGES: tl.constexpr"] if grouped else []),
     )
+
+
+def _share(kernel: Kernel, tiles: str) -> str:
+    if kernel.partition is Kind.PER_BATCH:
+        return "n_splits programs for each matrix take tiles of its rows in turn."
+    if kernel.partition is Kind.PER_PLACE:
+        return "n_splits programs for each place take tiles of its rows in turn."
+    return f"program p of P takes {tiles} p, p + P, p + 2 P ..."
 
 
 def _is_runtime_param(variable: Variable) -> bool:
@@ -158,9 +235,9 @@ def _summary(kernel: Kernel) -> str:
     if kernel.form is Form.TILE:
         return "Whole rows in registers: one (ROWS, BLOCK) tile a program."
     if kernel.form is Form.GROUPS:
-        return "Whole rows in registers: program p of P takes the tiles p, p + P, p + 2 P ..."
+        return f"Whole rows in registers: {_share(kernel, 'the tiles')}"
     if kernel.form is Form.SPLIT_COLUMNS:
-        return "BLOCK columns: program p of P takes the tiles of rows p, p + P, p + 2 P ..."
+        return f"BLOCK columns: {_share(kernel, 'the tiles of rows')}"
     passes = len(kernel.walks)
     times = "once" if passes == 1 else "twice" if passes == 2 else f"{passes} times"
     merged = any(w.merges for w in kernel.walks)

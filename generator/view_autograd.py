@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kgen.ir import Role, Type, Variable
+from kgen.ir import Role, Variable
+from kgen.lower import input_variables
 from kgen.schedule import OpSchedule, Pass
-from kgen.spec import Element, Spec, differentiable_outputs, gradient_name
+from kgen.spec import Element, Spec, differentiable_inputs, differentiable_outputs, gradient_name
 from kgen.view_pass import belongs_to, may_lack, read_by, tensor_parameters
 from kgen.view_words import dtype_of, join, lines, tensor_type, tuple_of, unpacked
 
@@ -103,7 +104,7 @@ def _kept(plan: OpSchedule, *passes: Pass) -> list[Variable]:
     found = {v.name: v for each in passes for v in read_by(each) if v.role in _KEPT}
     sources = belongs_to(spec)
     twice = {sources[r.name] for each in passes if each in plan.passes[1:] for r in each.results}
-    inputs = [Variable(i.name, Type(i.kind, i.element), Role.INPUT, i.absent) for i in spec.inputs]
+    inputs = [v for v in input_variables(spec) if v.role is Role.INPUT]
     order = dict.fromkeys([*plan.row_op.saved, *(o.name for o in spec.outputs)])
     rest = [found[name] for name in order if name in found]
     return [*(v for v in inputs if v.name in found or v.name in twice), *rest]
@@ -182,6 +183,10 @@ class _Autograd:
         floats = join(i.name for i in self.spec.inputs if i.element is Element.FLOAT)
         text.append(f"ctx.compute = _compute_dtype({floats})")
         text += [f"ctx.{name} = {name}" for name in self.params]
+        for input_ in differentiable_inputs(self.spec):
+            if input_.folds_columns:
+                lacks = f"None if {input_.name} is None else " if input_.absent is not None else ""
+                text.append(f"ctx.{input_.name}_shape = {lacks}{input_.name}.shape")
         differentiable = differentiable_outputs(self.spec)
         if len(self.spec.outputs) > 1:  # else zeros would be allocated for those not used
             text.append("ctx.set_materialize_grads(False)")

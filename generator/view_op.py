@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kgen.ir import Role
 from kgen.schedule import OpSchedule
-from kgen.spec import Element, Kind, Output, Param, Spec
+from kgen.spec import Element, Input, Kind, Output, Param, Spec, is_batched
 from kgen.tiles import tile_rule
 from kgen.view import header
 from kgen.view_autograd import AutogradView, arguments_before, autograd_view, first_arguments
@@ -16,14 +16,32 @@ from kgen.view_pass import PassView, kernel_arguments, pass_view, tiles_text
 from kgen.view_words import annotated, annotated_param, given, join, lines, row_stride
 
 _DTYPE_LISTS = {Element.FLOAT: "FLOATS", Element.INT: "INTS", Element.BOOL: "BOOLS"}
-_SHAPES = {Kind.MATRIX: ".shape", Kind.PER_ROW: ".shape[:-1]", Kind.PER_COLUMN: ".shape[-1:]"}
-_SHAPE_DOCS = {Kind.MATRIX: "(..., N)", Kind.PER_ROW: "(...)", Kind.PER_COLUMN: "(N,)"}
+_SHAPES = {
+    Kind.MATRIX: "{x}.shape",
+    Kind.PER_ROW: "{x}.shape[:-1]",
+    Kind.PER_COLUMN: "{x}.shape[-1:]",
+    Kind.PER_BATCH: "{x}.shape[:-2] + {x}.shape[-1:]",
+    Kind.PER_PLACE: "{x}.shape[-2:]",
+    Kind.SCALAR: "torch.Size()",
+}
+_SHAPE_DOCS = {
+    Kind.MATRIX: "(..., N)",
+    Kind.PER_ROW: "(...)",
+    Kind.PER_COLUMN: "(N,)",
+    Kind.PER_BATCH: "(..., N), for each matrix a row",
+    Kind.PER_PLACE: "(T, N), for each place in a matrix a row",
+    Kind.SCALAR: "()",
+}
 _INT64 = 2**63
 _LAYOUTS = {
     Kind.MATRIX: "its rows must be evenly spaced and its columns adjacent",
     Kind.PER_ROW: "its values must be evenly spaced",
     Kind.PER_COLUMN: "its values must be adjacent",
+    Kind.PER_BATCH: "its rows must be evenly spaced and its columns adjacent",
+    Kind.PER_PLACE: "its rows must be evenly spaced and its columns adjacent",
+    Kind.SCALAR: "its value must be stored without a pending negation",
 }
+_WITHOUT_COLUMNS = (Kind.PER_ROW, Kind.SCALAR)
 # When a call raises RuntimeError, by how many backwards the op has.
 _RUNTIME_ERRORS = (
     "for an input that requires a gradient",
@@ -48,6 +66,9 @@ class OpView:
     has_int: bool
     has_bool: bool
     has_companions: bool
+    has_sharing: bool
+    is_batched: bool
+    folds: bool
     has_float_param: bool
     has_int_param: bool
     has_bool_param: bool
@@ -119,6 +140,9 @@ def op_view(plan: OpSchedule) -> OpView:
     elements = {i.element for i in spec.inputs}
     class_name = spec.module or "".join(part.capitalize() for part in spec.op.split("_"))
     has_backward = bool(plan.passes)
+    passes = tuple(
+        pass_view(plan, each, rule, arguments_before(plan, each)) for each in plan.passes
+    )
     return OpView(
         header=header(spec),
         op=spec.op,
@@ -132,6 +156,9 @@ def op_view(plan: OpSchedule) -> OpView:
         has_int=Element.INT in elements,
         has_bool=Element.BOOL in elements,
         has_companions=len(spec.inputs) > 1,
+        has_sharing=any(i.shares_columns for i in spec.inputs),
+        is_batched=is_batched(spec),
+        folds=any(each.folds for each in passes),
         has_float_param=Element.FLOAT in has,
         has_int_param=Element.INT in has,
         has_bool_param=Element.BOOL in has,
@@ -171,9 +198,7 @@ def op_view(plan: OpSchedule) -> OpView:
         forward_allocations=writer.forward_allocations(),
         forward_arguments=kernel_arguments(plan.forward[0]),
         autograd=autograd_view(plan, class_name),
-        passes=tuple(
-            pass_view(plan, each, rule, arguments_before(plan, each)) for each in plan.passes
-        ),
+        passes=passes,
         module=module_view(spec),
     )
 
@@ -235,9 +260,17 @@ class _Wrapper:
             absent = (
                 "" if input_.absent is None else f", optional: {input_.absent:g} when not given"
             )
-            text.append(f"{input_.name}: {_SHAPE_DOCS[input_.kind]}{element}{absent}.")
+            text.append(f"{input_.name}: {self._shape_docs(input_)}{element}{absent}.")
         text += [f"{p.name}: {_takes(p)}." for p in self.spec.params]
         return lines(text)
+
+    def _shape_docs(self, input_: Input) -> str:
+        words = _SHAPE_DOCS[input_.kind]
+        if input_.kind is Kind.MATRIX and is_batched(self.spec):
+            words = "(..., T, N)"
+        if not input_.shares_columns:
+            return words
+        return f"{words.replace('N', 'K')}, an entry for every N / K columns"
 
     def _dtype_docs(self, element: Element) -> str:
         dtypes = {Element.INT: ("int32", "int64"), Element.BOOL: ("bool",)}
@@ -255,16 +288,19 @@ class _Wrapper:
 
     def checks(self) -> str:
         op, first = self.spec.op, self.first
+        batched = is_batched(self.spec)
         text = [
             f'_check_tensor("{first}", {first}, FLOATS)',
-            f"if {first}.dim() == 0 or {first}.shape[-1] == 0:",
+            f"if {first}.dim() {'< 2' if batched else '== 0'} or {first}.shape[-1] == 0:",
             f"    shape = tuple({first}.shape)",
-            '    takes = "(..., N) with N of at least 1"',
+            f'    takes = "(..., {"T, " if batched else ""}N) with N of at least 1"',
             f'    raise ValueError(f"{op}: {first} has shape {{shape}}; it takes {{takes}}")',
         ]
         for input_ in self.spec.inputs[1:]:
             name = input_.name
-            shape = f"{first}{_SHAPES[input_.kind]}"
+            shape = _SHAPES[input_.kind].format(x=first)
+            if input_.shares_columns:
+                shape = f'_sharing("{name}", {name}, {shape})'
             checks = [
                 f'_check_tensor("{name}", {name}, {_DTYPE_LISTS[input_.element]})',
                 f'_check_companion("{name}", {name}, {shape}, {first})',
@@ -302,7 +338,7 @@ class _Wrapper:
 
     def layouts(self) -> str:
         return lines(
-            f'("{i.name}", {i.name}, {i.kind is not Kind.PER_ROW}, "{_LAYOUTS[i.kind]}"),'
+            f'("{i.name}", {i.name}, {i.kind not in _WITHOUT_COLUMNS}, "{_LAYOUTS[i.kind]}"),'
             for i in self.spec.inputs
         )
 
@@ -332,7 +368,7 @@ class _Wrapper:
 
     def _output_allocation(self, output: Output) -> str:
         kind = self.plan.row_op.output_kind(output)
-        shape = f"{self.first}{_SHAPES[kind]}"
+        shape = _SHAPES[kind].format(x=self.first)
         rest = f"dtype={self._dtype(output)}, device={self.first}.device"
         return f"{output.name} = torch.empty({shape}, {rest})"
 

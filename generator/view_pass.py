@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from kgen.ir import Role, Variable
 from kgen.schedule import Kernel, OpSchedule, Pass
-from kgen.spec import Element, Kind, Spec, gradient_name, second_gradient_name
+from kgen.spec import Element, Input, Kind, Spec, gradient_name, second_gradient_name
 from kgen.tiles import Tile, TileRule
-from kgen.view import pointers, strided
+from kgen.view import extents, pointers, strided
 from kgen.view_words import given, join, lines, row_stride, tensor_type, tuple_of
 
 _SHAPES = {Kind.MATRIX: "ctx.shape", Kind.PER_ROW: "ctx.shape[:-1]", Kind.PER_COLUMN: "n_columns"}
+_SUM_SHAPES = {
+    Kind.PER_BATCH: "ctx.shape[:-2] + ctx.shape[-1:]",
+    Kind.PER_PLACE: "ctx.shape[-2:]",
+}
 _PARTIAL = "(n_groups, n_columns), dtype=compute, device=device"
 
 
@@ -39,8 +43,9 @@ class PassView:
     resident_arguments: str
     split_rows: str
     split_columns_arguments: str
-    sum_groups: str
-    sum_arguments: str
+    groups: str
+    sum_launches: str
+    folds: str
 
 
 def pass_view(plan: OpSchedule, each: Pass, rule: TileRule, arguments: Sequence[str]) -> PassView:
@@ -61,12 +66,7 @@ def pass_view(plan: OpSchedule, each: Pass, rule: TileRule, arguments: Sequence[
         parameters=tensor_parameters(plan.row_op.spec, read_by(each)),
         layouts=writer.layouts(),
         allocations=writer.allocations(arguments),
-        empty=tuple_of(
-            [
-                f"{name}.zero_() if {name} is not None else None" if name in sums else name
-                for name in names
-            ]
-        ),
+        empty=tuple_of([writer.zeros(name) if name in sums else name for name in names]),
         gradients=tuple_of(names),
         n_sums=f"sum(total is not None for total in [{join(sums)}])",
         column_bytes=writer.column_bytes(),
@@ -74,8 +74,9 @@ def pass_view(plan: OpSchedule, each: Pass, rule: TileRule, arguments: Sequence[
         resident_arguments=writer.arguments_of("resident"),
         split_rows=writer.split_rows(rule.streaming),
         split_columns_arguments=writer.arguments_of("split_columns"),
-        sum_groups=plan.sum_groups(each) or "",
-        sum_arguments=lines([*(f"{n}_partial," for n in sums), *(f"{n}," for n in sums)]),
+        groups=writer.groups(),
+        sum_launches=writer.sum_launches() if sums else "",
+        folds=writer.folds(),
     )
 
 
@@ -115,12 +116,22 @@ def kernel_arguments(kernel: Kernel, prefix: str = "") -> str:
         [
             *(f"{name}," for name in pointers(kernel)),
             *(f"{row_stride(v.name, v.type.kind)}," for v in strided(kernel.program)),
-            "n_rows,",
-            "n_columns,",
+            *(f"{_extent(word, kernel)}," for word in extents(kernel)),
             *(f"{prefix}{v.name}," for v in runtime),
             *(f"{v.name.upper()}={prefix}{v.name}," for v in flags),
         ]
     )
+
+
+def _extent(word: str, kernel: Kernel) -> str:
+    """The argument for one of a kernel's sizes."""
+    if not word.endswith("_width"):
+        return word
+    name = word.removesuffix("_width")
+    variable = kernel.program.variable(name)
+    width = f"n_columns // {name}.shape[-1]"
+    lacks = variable is not None and variable.absent is not None
+    return f"1 if {name} is None else {width}" if lacks else width
 
 
 def tiles_text(tiles: tuple[Tile, ...], is_grouped: bool) -> str:
@@ -174,13 +185,101 @@ class _PassWriter:
         text = []
         for result in self.each.program.results:
             name, index = result.name, list(arguments).index(sources[result.name])
-            empty = f"torch.empty({_SHAPES[result.kind]}, dtype=ctx.{name}_dtype, device=device)"
+            input_ = self.summed(name)
+            shape = _SHAPES[result.kind] if input_ is None else _sum_shape(input_)
+            is_folded = input_ is not None and input_.folds_columns
+            dtype = "compute" if is_folded else f"ctx.{name}_dtype"
+            empty = f"torch.empty({shape}, dtype={dtype}, device=device)"
             text += [
                 f"{name} = None",
                 f"if ctx.needs_input_grad[{index}]:",
                 f"    {name} = {empty}",
             ]
         return lines(text)
+
+    def summed(self, gradient: str) -> Input | None:
+        """The input whose gradient is a sum, if this is the gradient of one."""
+        source = belongs_to(self.spec)[gradient]
+        inputs = (i for i in self.spec.inputs if i.name == source and i.is_summed)
+        return next(inputs, None) if gradient in self.each.column_sums else None
+
+    def folds(self) -> str:
+        """The sums over columns that share an entry, from the sums of every column."""
+        text = []
+        for name in self.each.column_sums:
+            if self._is_folded(name):
+                text += [f"if {name} is not None:", f"    {name} = {self._folded(name, name)}"]
+        return lines(text)
+
+    def zeros(self, name: str) -> str:
+        """A sum over no rows."""
+        zero = f"{name}.zero_()"
+        value = self._folded(name, zero) if self._is_folded(name) else zero
+        return f"{value} if {name} is not None else None"
+
+    def _is_folded(self, name: str) -> bool:
+        input_ = self.summed(name)
+        return input_ is not None and input_.folds_columns
+
+    def _folded(self, name: str, sums: str) -> str:
+        source = belongs_to(self.spec)[name]
+        return f"_folded({sums}, ctx.{source}_shape, ctx.{name}_dtype)"
+
+    def groups(self) -> str:
+        """The lines that divide the groups of rows among the parts of the matrix."""
+        if self.each.partition is None:
+            return ""
+        parts, rows = "n_batches", "n_places"
+        if self.each.partition is Kind.PER_PLACE:
+            parts, rows = rows, parts
+        return lines(
+            [
+                f"n_splits = max(1, min(n_groups // {parts}, triton.cdiv({rows}, plan.rows)))",
+                f"n_groups = {parts} * n_splits",
+            ]
+        )
+
+    def sum_launches(self) -> str:
+        """The launches of the kernel that adds up the groups' sums: of all groups, and by part."""
+        whole = [n for n in self.each.column_sums if n not in self.each.partial_sums]
+        parts = "n_places" if self.each.partition is Kind.PER_PLACE else "n_batches"
+        text = []
+        if whole:
+            text += self._sum_launch(whole, "", "n_groups")
+        if self.each.partial_sums:
+            text += self._sum_launch(self.each.partial_sums, f" {parts}", "n_splits")
+        if whole and self.each.partial_sums:
+            text.append("if n_sums:")
+        text.append(f'    calls["{self.each.name}.column_sums"] += 1')
+        return lines(text)
+
+    def _sum_launch(self, names: Sequence[str], parts: str, groups: str) -> list[str]:
+        sums = self.each.column_sums
+        condition = "n_sums"
+        if len(names) < len(sums):
+            condition = " or ".join(f"{name} is not None" for name in names)
+        shown = [name in names for name in sums]
+        tile = "triton.cdiv(n_columns, SUM_BLOCK),"
+        if self.each.partition is not None:
+            tile = f"{tile}{parts or ' 1'}"
+        return [
+            f"if {condition}:",
+            f"    {self.plan.sum_groups(self.each)}[({tile})](",
+            *(
+                f"        {f'{n}_partial' if is_shown else 'None'},"
+                for n, is_shown in zip(sums, shown, strict=True)
+            ),
+            *(
+                f"        {n if is_shown else 'None'},"
+                for n, is_shown in zip(sums, shown, strict=True)
+            ),
+            f"        {groups},",
+            "        n_columns,",
+            "        COMPUTE=TRITON_DTYPES[compute],",
+            "        GROUPS=SUM_GROUPS,",
+            "        BLOCK=SUM_BLOCK,",
+            "    )",
+        ]
 
     def partials(self) -> str:
         return lines(
@@ -200,7 +299,7 @@ class _PassWriter:
         sizes = []
         for variable in self.each.program.variables:
             name = variable.name
-            if variable.type.kind is not Kind.MATRIX:
+            if not variable.fills_matrix:
                 continue
             sizes.append(
                 f"(0 if {name} is None else {name}.itemsize)"
@@ -241,3 +340,8 @@ class _PassWriter:
         absent = [f"{name} = None" for name in self.each.statistics]
         inside = lines(f"    {line}" for part in text for line in part.splitlines())
         return lines([*absent, f"if {self.each.statistics_for} is not None:", inside])
+
+
+def _sum_shape(input_: Input) -> str:
+    """The shape of the sums of every column that the gradient of an input is made of."""
+    return _SUM_SHAPES.get(input_.kind, "n_columns")

@@ -69,7 +69,7 @@ def test_view(row_op: RowOp) -> TestView:
         gradcheck="float64" in spec.dtypes and any(o.dtype in names for o in spec.outputs),
         optional=bool(optional),
         mixed=len(floats) > 1,
-        column_sums=any(entry.kind is Kind.PER_COLUMN for entry in gradients),
+        column_sums=any(entry.is_summed for entry in gradients),
         second_order=spec.double_backward,
     )
 
@@ -97,6 +97,8 @@ def _input(entry: Input) -> str:
         words.append(f"absent={_float(entry.absent)}")
     if not entry.grad:
         words.append("grad=False")
+    if entry.shares_columns:
+        words.append("shares_columns=True")
     return f"testing.Input({', '.join(words)})"
 
 

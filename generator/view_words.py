@@ -55,5 +55,5 @@ def given(name: str, absent: float | None) -> str:
 
 def row_stride(name: str, kind: Kind) -> str:
     """The call that gives the row stride of a tensor."""
-    columns = ", has_columns=False" if kind is Kind.PER_ROW else ""
+    columns = ", has_columns=False" if kind in (Kind.PER_ROW, Kind.SCALAR) else ""
     return f"_row_stride({name}{columns})"

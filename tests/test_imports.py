@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "view_words": "spec",
     "view_module": "spec view_words",
     "view_pass": "spec ir schedule tiles view view_words",
-    "view_autograd": "spec ir schedule view_pass view_words",
+    "view_autograd": "spec ir lower schedule view_pass view_words",
     "view_op": "spec ir schedule tiles view view_words view_module view_pass view_autograd",
     "view_test": "expr spec ir lower schedule view",
     "render": "errors paths view view_op view_test",

@@ -236,7 +236,7 @@ def test_schema_takes_good_specs(text: str) -> None:
     [
         ("op: scaled", "op: Scaled"),
         ("summary: A small op.", "sumary: A small op."),
-        ("x: matrix", "x: scalar"),
+        ("x: matrix", "x: vector"),
         ("x: matrix", "x: {kind: matrix, absnt: 1}"),
         ("x: matrix", "X: matrix"),
         ("backward: none\n", ""),

@@ -112,7 +112,7 @@ def test_every_walk_reads_what_its_loop_loads(path: Path) -> None:
                 for variable in kernel.program.variables:
                     load_of = re.compile(rf"tl\.load\({variable.name}_ptr\b")
                     loads = sum(bool(load_of.search(piece)) for piece in pieces)
-                    if loads and variable.type.kind is Kind.MATRIX:
+                    if loads and variable.fills_matrix:
                         wanted[variable.name] = wanted.get(variable.name, 0) + loads
             read = [m for m in found.moves if not m.is_write and m.kind is Kind.MATRIX]
             times: dict[str, int] = {}

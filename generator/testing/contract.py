@@ -63,11 +63,13 @@ def _of_input(op: Op, entry: Input) -> Iterator[Refusal]:
         yield Refusal(name, "cpu_device", ValueError, right.cpu())
     if entry.kind == "matrix":
         yield from _of_matrix(op, entry, right)
+    elif entry.kind == "scalar":
+        yield Refusal(name, "rank_1", ValueError, right[None])
     else:
         yield Refusal(name, "one_longer", ValueError, torch.cat([right, right[:1]]))
         yield Refusal(name, "rank_2", ValueError, right[None])
         yield Refusal(name, "rank_0", ValueError, right[0])
-    if entry.kind == "per_column":
+    if entry.kind == "per_column" and right.numel() > 1:
         yield Refusal(name, "one_value", ValueError, right[:1].expand(right.shape))
 
 

@@ -9,25 +9,34 @@ from typing import Any, Literal
 
 import torch
 
-Kind = Literal["matrix", "per_row", "per_column"]
+Kind = Literal["matrix", "per_row", "per_column", "per_batch", "per_place", "scalar"]
 Element = Literal["float", "int", "bool"]
 Number = float | int | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A tensor argument. ``absent`` is the neutral value of an optional one."""
+    """A tensor argument. ``absent`` is the neutral value of an optional one.
+
+    With ``shares_columns`` each entry of its last dimension serves several columns.
+    """
 
     name: str
     kind: Kind
     element: Element = "float"
     absent: float | None = None
     grad: bool = True
+    shares_columns: bool = False
 
     @property
     def optional(self) -> bool:
         """Whether ``None`` may be passed."""
         return self.absent is not None
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether its gradient is a sum over rows."""
+        return self.kind not in ("matrix", "per_row")
 
     @property
     def differentiable(self) -> bool:
@@ -165,7 +174,12 @@ class Op:
     @property
     def column_gradients(self) -> tuple[str, ...]:
         """The names of the inputs whose gradient is a sum over the rows."""
-        return tuple(name for name in self.gradients if self.input(name).kind == "per_column")
+        return tuple(name for name in self.gradients if self.input(name).is_summed)
+
+    @property
+    def batched(self) -> bool:
+        """Whether the op takes a batch of matrices, (..., T, N)."""
+        return any(entry.kind in ("per_batch", "per_place") for entry in self.inputs)
 
     def input(self, name: str) -> Input:
         """The input of that name."""

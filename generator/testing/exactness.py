@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kgen.testing import paths
-from kgen.testing.description import Op
+from kgen.testing.description import Input, Op
 from kgen.testing.expectations import (
     both,
     by_row,
@@ -107,9 +107,9 @@ def check_input_layout(op: Op, layout: str, path: str) -> None:
     shape = INPUT_LAYOUTS[layout]
     call = arguments(op, shape, op.usual)
     strided: Tensors = {
-        entry.name: arrange(tensor, layout) if entry.kind == "matrix" else spread(tensor)
+        entry.name: spread(tensor) if entry.kind == "per_row" else arrange(tensor, layout)
         for entry in op.inputs
-        if entry.kind != "per_column" and (tensor := call.tensors[entry.name]) is not None
+        if _takes_strides(entry, layout) and (tensor := call.tensors[entry.name]) is not None
     }
     plain = {name: canonical(present(tensor)) for name, tensor in strided.items()}
     with Report(op, shape, f"{layout} inputs, {path}") as report, paths.on_path(op, path):
@@ -118,6 +118,13 @@ def check_input_layout(op: Op, layout: str, path: str) -> None:
             got = both(op, call.with_tensors({**plain, **some}), expected.upstream)
             expect_agreement(report, got, expected)
             report.expect(not got.calls["forward.copied"], f"of {[*some]} one was copied")
+
+
+def _takes_strides(entry: Input, layout: str) -> bool:
+    """Whether an input has rows of its own, in as many dimensions as the layout is for."""
+    if entry.kind in ("matrix", "per_row"):
+        return True
+    return entry.kind == "per_place" and len(INPUT_LAYOUTS[layout]) == 2
 
 
 def check_upstream_layout(op: Op, layout: str, path: str) -> None:

@@ -162,11 +162,20 @@ def _expect_bytes(
     """Run backward for these inputs and watch what it allocates.
 
     It may take the gradients themselves, for each column sum so many rows of scratch, and some
-    values of rows.
+    values of rows. Where each place has sums of its own, the scratch has a row for each at least;
+    sums of columns that share an entry are made column by column first.
     """
     op, (n_rows, n_columns) = report.op, report.shape
-    sums = [name for name in wanted if name in op.column_gradients]
-    budget = budget_rows * n_columns * len(sums) * call.compute.itemsize
+    sums = [op.input(name) for name in wanted if name in op.column_gradients]
+    row_bytes = n_columns * call.compute.itemsize
+    budget = budget_rows * len(sums) * row_bytes
+    parts = n_rows if any(op.input(n).kind == "per_place" for n in op.column_gradients) else 1
+    scratch = max(budget_rows, parts) * len(sums) * row_bytes
+    scratch += sum(
+        (n_rows if entry.kind == "per_place" else 1) * row_bytes
+        for entry in sums
+        if entry.shares_columns or entry.kind == "scalar"
+    )
     gradients = sum(present(call.tensors[name]).nbytes for name in wanted)
     others = 8 * call.compute.itemsize * n_rows
     with paths.constants(op, SCRATCH_BYTES=budget), watched():
@@ -176,8 +185,8 @@ def _expect_bytes(
         with Allocations() as seen:
             found = differentiate(outputs, leaves, above)
     report.expect(
-        seen.bytes <= gradients + budget + others,
-        f"backward allocated {seen.bytes} bytes; {gradients} for gradients, {budget} for sums and "
+        seen.bytes <= gradients + scratch + others,
+        f"backward allocated {seen.bytes} bytes; {gradients} for gradients, {scratch} for sums and "
         f"{others} for values of rows would do",
     )
     return Result(outputs, found, above)

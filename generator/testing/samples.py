@@ -13,6 +13,9 @@ from kgen.testing.description import Input, Number, Op, Param
 Shape = tuple[int, ...]
 Tensors = dict[str, torch.Tensor | None]
 
+PER_ROW_KINDS = ("matrix", "per_row", "per_place")
+"""Kinds with something for every row of a matrix of rank 2."""
+
 LONG: Shape = (5, 301)  # no power of two, and several chunks on the lowered path
 
 
@@ -32,7 +35,7 @@ class Arguments:
         chosen = {
             entry.name: tensor[index.to(tensor.device)].clone()
             for entry in op.inputs
-            if entry.kind != "per_column" and (tensor := self.tensors[entry.name]) is not None
+            if entry.kind in PER_ROW_KINDS and (tensor := self.tensors[entry.name]) is not None
         }
         return self.with_tensors(chosen)
 
@@ -72,6 +75,8 @@ def arguments(
     the params too instead of taking their defaults.
     """
     seed = generator(op.name, shape)
+    if op.batched and len(shape) < 2:
+        shape = (1, *shape)
     tensors: Tensors = {}
     for entry in op.inputs:
         values = _values(entry, shape, seed, integers)
@@ -112,7 +117,19 @@ def mixtures(op: Op) -> list[dict[str, str]]:
 
 def shape_of(entry: Input, shape: Shape) -> Shape:
     """The shape of an input beside a matrix of the given shape."""
-    return {"matrix": shape, "per_row": shape[:-1], "per_column": shape[-1:]}[entry.kind]
+    own: Shape = {
+        "matrix": shape,
+        "per_row": shape[:-1],
+        "per_column": shape[-1:],
+        "per_batch": shape[:-2] + shape[-1:],
+        "per_place": shape[-2:],
+        "scalar": (),
+    }[entry.kind]
+    if not entry.shares_columns:
+        return own
+    n_columns = own[-1]
+    width = next((n for n in range(2, n_columns) if n_columns % n == 0), n_columns)
+    return (*own[:-1], n_columns // max(width, 1))
 
 
 def choices(param: Param) -> tuple[Number, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from kgen.errors import Problem
 from kgen.ir import Program, Role, Type, Variable
-from kgen.lower import RowOp
-from kgen.spec import Element, Kind, differentiable_outputs, gradient_name
+from kgen.lower import RowOp, input_variables
+from kgen.spec import Element, differentiable_outputs, gradient_name
 from kgen.verify.compare import (
     AUTOGRAD,
     OWN,
@@ -98,7 +98,7 @@ def _repair_backward(facts: Facts, wrong: Sequence[Row], *, insert: bool) -> dic
         wanted = {n: one.expected[n] for n in names if n in one.expected}
         wanted |= {n: v for n, v in one.expected.items() if n not in others}
         values = {**one.forward, **backward_values(facts.op, one.sample, one.forward, program)}
-        trials.append(trial(program, values, wanted))
+        trials.append(trial(program, values, wanted, entries=one.sample.entries(facts.op)))
     written = {assignment.name for assignment in written_backward(facts.op.spec)}
     # A line that alone makes several gradients wrong is found when all are repaired together.
     shared = set(feeding(program, others)).difference(names)
@@ -125,11 +125,7 @@ def _with_everything(op: RowOp) -> Program:
 
 
 def _arguments(op: RowOp) -> list[Variable]:
-    inputs = [
-        Variable(i.name, Type(i.kind, i.element), Role.INPUT, i.absent) for i in op.spec.inputs
-    ]
-    params = [Variable(p.name, Type(Kind.SCALAR, p.element), Role.PARAM) for p in op.spec.params]
-    return [*inputs, *params]
+    return list(input_variables(op.spec))
 
 
 def _backward_problem(facts: Facts, wrong: Sequence[Row], found: Mapping[str, Edit]) -> Problem:

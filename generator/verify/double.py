@@ -45,7 +45,7 @@ def _formulas(op: RowOp, sample: Sample, weights: Tensors, program: Program) -> 
     for entry in differentiable_inputs(op.spec):
         above = weights.get(entry.name)
         name = gradient_name(gradient_name(entry.name))
-        values[name] = 0.0 if above is None else sample.flat(above, entry.kind)
+        values[name] = 0.0 if above is None else sample.flat_input(above, entry)
     with torch.no_grad():
         found = run(program, values)
     return {result.name: found[result.name] for result in program.results}
@@ -65,12 +65,12 @@ def _expected(op: RowOp, reference: Reference, sample: Sample, weights: Tensors)
     if total.requires_grad:
         with reference.differentiated(sample):
             found = torch.autograd.grad(total, list(towards.values()), allow_unused=True)
-    kinds = {entry.name: entry.kind for entry in op.spec.inputs}
+    inputs_by_name = {entry.name: entry for entry in op.spec.inputs}
     expected: Tensors = {}
     for (name, leaf), value in zip(towards.items(), found, strict=True):
         tensor = torch.zeros_like(leaf) if value is None else value.detach()
         if name in leaves:
-            expected[second_gradient_name(name)] = sample.flat(tensor, kinds[name])
+            expected[second_gradient_name(name)] = sample.flat_input(tensor, inputs_by_name[name])
         else:
             kind = _output_kind(op, name)
             expected[gradient_name(gradient_name(name))] = sample.flat(tensor, kind)

@@ -68,7 +68,7 @@ class Facts:
         by = f"is {short(found)} where {side} gives {short(wanted)}"
         if short(found) == short(wanted):
             by = f"is off by {float(error.max()):.1g} where {side} gives {short(wanted)}"
-        indices = [place // expected.shape[1], place % expected.shape[1]]
+        indices = [*divmod(place, expected.shape[-1])] if expected.dim() else []
         kept = [str(i) for i, size in zip(indices, expected.shape, strict=True) if size > 1]
         entry = f"{row.quantity}[{', '.join(kept)}]" if kept else row.quantity
         only = self.condition(row)

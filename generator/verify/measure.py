@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from kgen.interpret import Number, rounded_to, run
+from kgen.interpret import Number, entry_sums, rounded_to, run
 from kgen.ir import Program, Role
 from kgen.lower import RowOp
 from kgen.spec import Kind, differentiable_inputs, differentiable_outputs
@@ -69,7 +69,7 @@ def backward_of(
     program = program or op.backward
     assert program is not None
     with torch.no_grad():
-        return run(program, backward_values(op, sample, forward, program))
+        return run(program, backward_values(op, sample, forward, program), sample.entries(op))
 
 
 def backward_values(
@@ -90,7 +90,7 @@ def own_gradients(op: RowOp, sample: Sample, program: Program) -> tuple[Tensors,
         given = values.get(entry.name, entry.absent)
         assert given is not None
         tensor = torch.as_tensor(given, dtype=torch.float64)
-        tensor = tensor.expand(_shape(entry.kind, sample)).clone().requires_grad_()
+        tensor = tensor.expand(_shape(entry.spread, sample)).clone().requires_grad_()
         values[entry.name] = leaves[entry.name] = tensor
     with torch.enable_grad():
         forward = run(program, values)
@@ -112,6 +112,9 @@ def own_gradients(op: RowOp, sample: Sample, program: Program) -> tuple[Tensors,
         }
     for name, leaf in leaves.items():
         gradients.setdefault(f"d{name}", torch.zeros_like(leaf))
+    for name, entries in sample.entries(op).items():
+        if f"d{name}" in gradients:
+            gradients[f"d{name}"] = entry_sums(gradients[f"d{name}"], entries)
     return {name: value.detach() for name, value in forward.items()}, gradients
 
 
@@ -130,14 +133,17 @@ def referenced(
         returned = reference.outputs(sample, inputs)
     with reference.differentiated(sample):
         gradients = pulled(op, sample, returned, leaves)
-    kinds = {entry.name: entry.kind for entry in op.spec.inputs}
+    given = {entry.name: entry for entry in op.spec.inputs}
     flat = {
         output.name: sample.flat(
             returned[output.name].detach().to(torch.float64), op.output_kind(output)
         )
         for output in op.spec.outputs
     }
-    expected = {f"d{n}": sample.flat(value.detach(), kinds[n]) for n, value in gradients.items()}
+    expected = {
+        f"d{name}": sample.flat_input(value.detach(), given[name])
+        for name, value in gradients.items()
+    }
     return flat, {name: value.dtype for name, value in returned.items()}, expected
 
 
@@ -179,4 +185,5 @@ def _shape(kind: Kind, sample: Sample) -> tuple[int, ...]:
         Kind.MATRIX: (sample.rows, columns),
         Kind.PER_ROW: (sample.rows, 1),
         Kind.PER_COLUMN: (1, columns),
+        Kind.SCALAR: (),
     }[kind]

@@ -51,7 +51,8 @@ class Trial:
 
     def agrees(self, edit: Edit, after: Sequence[Define]) -> bool:
         """Whether all results are right with the edit; ``after`` are the definitions it changes."""
-        changed = Scope(self.scope.shape, dict(self.scope.values), self.scope.dtypes)
+        values = dict(self.scope.values)
+        changed = Scope(self.scope.shape, values, self.scope.dtypes, self.scope.entries)
         try:
             changed.values[edit.name] = self._evaluate(changed, edit.term)
             for definition in after:
@@ -81,10 +82,11 @@ def trial(
     values: Mapping[str, Tensor | float | int | bool],
     wanted: Mapping[str, Tensor],
     dtypes: Mapping[str, torch.dtype] | None = None,
+    entries: Mapping[str, Tensor] | None = None,
 ) -> Trial:
     """A trial with the program's values worked out as it stands."""
     with torch.no_grad():
-        scope = scope_of(program, values)
+        scope = scope_of(program, values, entries)
         parts: dict[int, Tensor] = {}
         for definition in program.definitions:
             for term in walk(definition.term):

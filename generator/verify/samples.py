@@ -12,7 +12,7 @@ import torch
 from kgen.interpret import Number
 from kgen.ir import Literal, walk
 from kgen.lower import RowOp
-from kgen.spec import Element, Input, Kind, Param, differentiable_outputs
+from kgen.spec import Element, Input, Kind, Param, differentiable_outputs, is_batched
 from torch import Tensor
 
 SHAPES = ((4, 7), (3, 1), (1, 5), (5, 16), (4, 2), (3, 33), (2, 2, 6), (9,))
@@ -41,6 +41,32 @@ class Sample:
         """How many rows the matrix has when it is seen as one of rank 2."""
         return math.prod(self.shape[:-1])
 
+    def flat_input(self, tensor: Tensor, entry: Input) -> Tensor:
+        """An input, or its gradient, in the shape that programs take: also (), where it is one."""
+        if not entry.is_shared:
+            return self.flat(tensor, entry.kind)
+        return tensor.flatten()[self._entries(entry, tensor.shape)]
+
+    def entries(self, op: RowOp) -> dict[str, Tensor]:
+        """For each shared input, given or not, which entry every place holds."""
+        found = {}
+        for entry in op.spec.inputs:
+            if entry.is_shared:
+                tensor = self.inputs[entry.name]
+                own = own_shape(entry, self.shape) if tensor is None else tensor.shape
+                found[entry.name] = self._entries(entry, own)
+        return found
+
+    def _entries(self, entry: Input, own: tuple[int, ...]) -> Tensor:
+        if entry.kind is Kind.SCALAR:
+            return torch.tensor(0)
+        columns, wide = self.shape[-1], own[-1]
+        column = torch.arange(columns).unsqueeze(0) // (columns // wide)
+        if entry.kind is Kind.PER_COLUMN:
+            return column
+        row, places = torch.arange(self.rows).unsqueeze(1), self.shape[-2]
+        return (row // places if entry.kind is Kind.PER_BATCH else row % places) * wide + column
+
     def flat(self, tensor: Tensor, kind: Kind) -> Tensor:
         """A tensor of some kind in the shape that programs take: (M, N), (M, 1) or (1, N)."""
         columns = self.shape[-1]
@@ -54,7 +80,7 @@ class Sample:
         for entry in op.spec.inputs:
             tensor = self.inputs[entry.name]
             if tensor is not None:
-                given[entry.name] = self.flat(tensor, entry.kind)
+                given[entry.name] = self.flat_input(tensor, entry)
         return {**given, **self.params}
 
     def above(self, op: RowOp) -> dict[str, Tensor]:
@@ -144,6 +170,8 @@ class _Drawer:
     ) -> Sample:
         """Random values, of which the seed is the case itself."""
         given = tuple(given)
+        if is_batched(self.spec):
+            shape = _in_batch(shape)
         words = (self.spec.op, shape, given, sorted(params.items()), scale, self.seed)
         seed = torch.Generator().manual_seed(zlib.crc32(repr(words).encode()))
         inputs: dict[str, Tensor | None] = {}
@@ -186,8 +214,32 @@ def _edges(param: Param) -> list[Number]:
     return [value for value in dict.fromkeys(chosen) if value != default]
 
 
+def own_shape(entry: Input, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of an input beside a matrix of ``shape``."""
+    shapes = {
+        Kind.PER_ROW: shape[:-1],
+        Kind.PER_COLUMN: shape[-1:],
+        Kind.PER_BATCH: shape[:-2] + shape[-1:],
+        Kind.PER_PLACE: shape[-2:],
+        Kind.SCALAR: (),
+    }
+    own = shapes.get(entry.kind, shape)
+    if not entry.shares_columns:
+        return own
+    width = next(n for n in range(2, own[-1] + 2) if own[-1] % n == 0 or n > own[-1])
+    return (*own[:-1], max(1, own[-1] // width))
+
+
+def _in_batch(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of as many rows a batch of matrices: two where the number is even."""
+    if len(shape) > 2:
+        return shape
+    rows = math.prod(shape[:-1])
+    return (2, rows // 2, shape[-1]) if rows % 2 == 0 else (rows, shape[-1])
+
+
 def _values(entry: Input, shape: tuple[int, ...], seed: torch.Generator, scale: float) -> Tensor:
-    own = {Kind.PER_ROW: shape[:-1], Kind.PER_COLUMN: shape[-1:]}.get(entry.kind, shape)
+    own = own_shape(entry, shape)
     if entry.element is Element.BOOL:
         return torch.rand(own, generator=seed) < 0.5
     if entry.element is Element.INT:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from kgen.errors import Span
 from kgen.formulas import text
-from kgen.interpret import Number, run
+from kgen.interpret import Number, entry_sums, run
 from kgen.ir import Define, Op, Program, Term, walk
 from kgen.lower import RowOp
 from kgen.spec import differentiable_inputs
@@ -62,8 +62,12 @@ def slope_errors(op: RowOp, sample: Sample) -> dict[str, float]:
             base = values.get(entry.name)
             if not isinstance(base, Tensor):
                 continue
-            direction = _direction(base)
-            flow = backward[f"d{entry.name}"].expand(base.shape) * direction
+            direction, count = _direction(base), torch.ones(())
+            entries = sample.entries(op).get(entry.name)
+            if entries is not None:  # one step for all places of an entry
+                direction = direction.flatten()[entries]
+                count = entry_sums(torch.ones_like(base), entries)
+            flow = backward[f"d{entry.name}"].expand(base.shape) * direction / count
 
             def along(
                 step: float, name: str = entry.name, b: Tensor = base, d: Tensor = direction
