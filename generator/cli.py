@@ -208,8 +208,8 @@ def list_ops(specs: tuple[Path, ...]) -> None:
 def new(name: str, origin: str, path: Path | None) -> None:
     """Start a new spec as a copy of another.
 
-    Everything but the op's name and summary is copied as it stands, comments included. A file
-    that exists is never overwritten.
+    Everything but the op's name, summary, class and peers is copied as it stands, comments
+    included. A file that exists is never overwritten.
 
     \b
     Examples:
@@ -408,8 +408,9 @@ def _origin(origin: str) -> Path:
 
 
 def _renamed(text: str, old: str, name: str) -> str:
-    """The text with another op's name, a summary that asks to be written, and no class name."""
-    text = re.sub(r"^module:.*\n\n?", "", text, count=1, flags=re.MULTILINE)
+    """The text with another op's name, a summary that asks to be written, no class and no peers."""
+    for key in ("module", "peers"):
+        text = re.sub(rf"^{key}:.*\n(?:[ \t\-\]].*\n)*\n?", "", text, count=1, flags=re.MULTILINE)
     text, renamed = re.subn(
         rf"^(op:[ \t]*)(['\"]?){re.escape(old)}\2(?=\s|$)",
         lambda match: f"{match[1]}{name}",

@@ -332,13 +332,25 @@ class TestNew:
             "summary: Describe mynorm here, it started as a copy of rmsnorm.",
         ]
         place = before.index("module: RMSNorm")
-        assert after[2:] == before[2:place] + before[place + 2 :]
+        assert before[place + 1].startswith("peers: ") and not before[place + 2]
+        assert after[2:] == before[2:place] + before[place + 3 :]
         assert kgen("build", "specs/mynorm.yaml").exit_code == 0
 
     @pytest.mark.parametrize("origin", ["layernorm", str(ROOT / "specs/layernorm.yaml")])
     def test_from_a_shipped_op_or_a_path(self, project: Path, origin: str) -> None:
         assert kgen("new", "other", "--from", origin, "--out", "a/b.yaml").exit_code == 0
         assert Path("a/b.yaml").read_text().startswith("op: other\n")
+
+    @pytest.mark.parametrize(
+        "peers", ["[Apex,\n  PyTorch\n]", "\n  - Apex\n  - PyTorch", "\n- Apex\n- PyTorch"]
+    )
+    def test_peers_stay_behind(self, project: Path, peers: str) -> None:
+        edit(Path("specs/softmax.yaml"), "reference:", f"peers: {peers}\nreference:")
+        edit(Path("specs/softmax.yaml"), "\npeers: [Liger-Kernel, Quack, PyTorch]\n", "")
+        kgen("new", "other", "--from", "softmax")
+        text = Path("specs/other.yaml").read_text()
+        assert "peers" not in text and "Apex" not in text
+        assert text.endswith("sum(dy * y))\n\nreference: |\n  return torch.softmax(x, dim=-1)\n")
 
     def test_quotes_comments_and_long_summaries(self, project: Path) -> None:
         edit(Path("specs/softmax.yaml"), "op: softmax", "# mine\nop:  'softmax'  # the op")
