@@ -27,6 +27,7 @@ from kgen.commands.common import (
     describe,
     exit_with,
     load_all,
+    load_good,
     out_option,
     printable,
     spec_paths,
@@ -175,18 +176,22 @@ def list_ops(specs: tuple[Path, ...]) -> None:
     """List ops: name, inputs, spec and summary.
 
     The ops are those of SPECS, or of all specs/*.yaml. Optional inputs carry a question mark.
+    A bad spec hides no other: what is wrong with it comes after the list, and the exit code is 2.
 
     \b
     Examples:
       kgen list
       kgen list specs/rmsnorm.yaml
     """
+    loaded, problems = load_good(spec_paths(specs))
     rows = [
         (spec.op, ", ".join(_input_names(spec)), spec.path, " ".join(spec.summary.split()))
-        for spec in load_all(spec_paths(specs))
+        for spec in loaded
     ]
     for line in table(rows):
         click.echo(printable(line))
+    if problems:
+        raise KgenError(problems)
 
 
 @main.command()

@@ -312,6 +312,21 @@ class TestList:
         assert softmax.endswith("specs/softmax.yaml  Softmax over the last dimension.")
         assert rmsnorm.index("specs/") == softmax.index("specs/")
 
+    def test_a_bad_spec_hides_no_other(self, project: Path) -> None:
+        edit(project / "specs/rmsnorm.yaml", "rstd * weight", "rstd * wieght")
+        result = kgen("list", "specs", "specs/gone.yaml")
+        assert result.exit_code == 2
+        (softmax,) = result.stdout.splitlines()
+        assert softmax.startswith("softmax  x  specs/softmax.yaml")
+        assert "specs/rmsnorm.yaml:15:18: error: unknown name 'wieght'" in result.stderr
+        assert "there is no spec 'specs/gone.yaml'" in result.stderr
+
+    def test_nothing_but_bad_specs(self, project: Path) -> None:
+        Path("specs/softmax.yaml").write_text("op: [")
+        result = kgen("list", "specs/softmax.yaml")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("specs/softmax.yaml:1:")
+
 
 class TestNew:
     """kgen new."""

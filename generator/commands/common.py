@@ -67,6 +67,14 @@ def relative(path: Path) -> Path:
 
 def load_all(spec_paths: Iterable[Path]) -> list[Spec]:
     """Load every spec, so that the problems of all of them are shown at once."""
+    loaded, problems = load_good(spec_paths)
+    if problems:
+        raise KgenError(problems)
+    return loaded
+
+
+def load_good(spec_paths: Iterable[Path]) -> tuple[list[Spec], list[Problem]]:
+    """The specs that can be read, and the problems of all others."""
     from kgen.load import load
 
     problems: list[Problem] = []
@@ -82,9 +90,7 @@ def load_all(spec_paths: Iterable[Path]) -> list[Spec]:
         except OSError as error:
             problems.append(Problem(describe(error)))
     problems.extend(_duplicates(loaded))
-    if problems:
-        raise KgenError(problems)
-    return loaded
+    return loaded, problems
 
 
 def _duplicates(specs: Iterable[Spec]) -> Iterator[Problem]:
