@@ -17,7 +17,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEPENDENCIES := pyproject.toml constraints.txt
 
-.PHONY: build test lint format check clean help
+.PHONY: build test lint format check docs clean help
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
 
@@ -37,8 +37,12 @@ format: .venv/.installed-dev  ## sort imports and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/black --quiet .
 
-check: .venv/.installed  ## tell whether the generated code is up to date
+check: .venv/.installed  ## tell whether the generated code and the page of ops are up to date
 	$(BIN)/kgen check
+	$(BIN)/kgen gallery --check
+
+docs: .venv/.installed  ## write docs/ops.md, the page of ops
+	$(BIN)/kgen gallery
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

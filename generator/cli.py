@@ -24,17 +24,22 @@ from kgen.commands.common import (
     INTERRUPTED,
     SCHEMA,
     SPECS,
+    build_line,
+    check_line,
     describe,
     exit_with,
     load_all,
+    load_good,
     out_option,
     printable,
+    put,
     spec_paths,
     specs_argument,
     table,
 )
 from kgen.commands.derive import derive
 from kgen.commands.explain import explain
+from kgen.commands.gallery import gallery
 from kgen.commands.mutate import mutate
 from kgen.commands.verify import verify
 from kgen.errors import KgenError, suggest
@@ -110,7 +115,7 @@ def build(specs: tuple[Path, ...], folder: Path, prune: bool) -> None:
     output.write(changes, folder)
     removed = set(output.prune(changes, folder)) if prune else set()
     for change in changes:
-        click.echo(_build_line(change, folder, change in removed))
+        click.echo(build_line(change, folder, change in removed))
     for line in _summaries(changes, removed):
         click.echo(line)
     if any(_is_prunable(change) and change not in removed for change in changes):
@@ -135,7 +140,7 @@ def check(specs: tuple[Path, ...], folder: Path) -> None:
     changes = _plan(specs, folder)
     for change in changes:
         if change.state is not State.UNCHANGED:
-            click.echo(_check_line(change, folder))
+            click.echo(check_line(change, folder))
     findings = _findings(changes)
     if not findings:
         for line in _summaries(changes, set()):
@@ -175,18 +180,22 @@ def list_ops(specs: tuple[Path, ...]) -> None:
     """List ops: name, inputs, spec and summary.
 
     The ops are those of SPECS, or of all specs/*.yaml. Optional inputs carry a question mark.
+    A bad spec hides no other: what is wrong with it comes after the list, and the exit code is 2.
 
     \b
     Examples:
       kgen list
       kgen list specs/rmsnorm.yaml
     """
+    loaded, problems = load_good(spec_paths(specs))
     rows = [
         (spec.op, ", ".join(_input_names(spec)), spec.path, " ".join(spec.summary.split()))
-        for spec in load_all(spec_paths(specs))
+        for spec in loaded
     ]
     for line in table(rows):
         click.echo(printable(line))
+    if problems:
+        raise KgenError(problems)
 
 
 @main.command()
@@ -208,8 +217,8 @@ def list_ops(specs: tuple[Path, ...]) -> None:
 def new(name: str, origin: str, path: Path | None) -> None:
     """Start a new spec as a copy of another.
 
-    Everything but the op's name and summary is copied as it stands, comments included. A file
-    that exists is never overwritten.
+    Everything but the op's name, summary, class and peers is copied as it stands, comments
+    included. A file that exists is never overwritten.
 
     \b
     Examples:
@@ -260,28 +269,14 @@ def schema(path: Path | None, checking: bool) -> None:
         click.echo(text, nl=not text.endswith("\n"))
         return
     target = path or SCHEMA
-    changes = output.plan_changes({target.name: text}, target.parent, ())
-    if checking:
-        _check_schema(changes, target)
-        return
-    output.write(changes, target.parent)
-    click.echo(_build_line(changes[0], target.parent, removed=False))
+    put(text, target, checking, f"kgen schema --out {shlex.quote(str(target))}")
 
 
 main.add_command(explain)
 main.add_command(derive)
 main.add_command(verify)
 main.add_command(mutate)
-
-
-def _check_schema(changes: Sequence[Change], target: Path) -> None:
-    findings = _findings(changes)
-    for change in findings:
-        click.echo(_check_line(change, target.parent))
-        click.echo(f"run `kgen schema --out {shlex.quote(str(target))}` and commit what it changes")
-    if findings:
-        exit_with(FINDING)
-    click.echo(f"{target}: up to date")
+main.add_command(gallery)
 
 
 def _plan(specs: Sequence[Path], folder: Path) -> tuple[Change, ...]:
@@ -299,24 +294,6 @@ def _findings(changes: Iterable[Change]) -> list[Change]:
 
 def _is_prunable(change: Change) -> bool:
     return change.state is State.ORPHAN and change.generated
-
-
-_COLOURS = {State.CREATED: "green", State.UPDATED: "yellow", State.ORPHAN: "red"}
-_CHECK_WORDS = {State.CREATED: "missing", State.UPDATED: "stale", State.ORPHAN: "orphan"}
-
-
-def _build_line(change: Change, folder: Path, removed: bool) -> str:
-    word = "deleted" if removed else str(change.state)
-    return f"{click.style(word, fg=_COLOURS.get(change.state))} {folder / change.path}"
-
-
-def _check_line(change: Change, folder: Path) -> str:
-    word = click.style(_CHECK_WORDS[change.state], fg=_COLOURS[change.state])
-    line = f"{word} {folder / change.path}"
-    if change.state is not State.ORPHAN:
-        return line
-    mend = "" if change.generated else "; kgen did not write it: move it elsewhere or delete it"
-    return f"{line} (no spec makes it{mend})"
 
 
 def _summaries(changes: Iterable[Change], removed: set[Change]) -> Iterator[str]:
@@ -408,8 +385,9 @@ def _origin(origin: str) -> Path:
 
 
 def _renamed(text: str, old: str, name: str) -> str:
-    """The text with another op's name, a summary that asks to be written, and no class name."""
-    text = re.sub(r"^module:.*\n\n?", "", text, count=1, flags=re.MULTILINE)
+    """The text with another op's name, a summary that asks to be written, no class and no peers."""
+    for key in ("module", "peers"):
+        text = re.sub(rf"^{key}:.*\n(?:[ \t\-\]].*\n)*\n?", "", text, count=1, flags=re.MULTILINE)
     text, renamed = re.subn(
         rf"^(op:[ \t]*)(['\"]?){re.escape(old)}\2(?=\s|$)",
         lambda match: f"{match[1]}{name}",

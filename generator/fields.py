@@ -90,6 +90,20 @@ class Fields:
         """A single word, as in ``kind: matrix``."""
         return self._text(node, what)
 
+    def short_text(self, node: Node, what: str, limit: int) -> str | None:
+        """A text of one line and at most ``limit`` characters, such as the name of a library."""
+        text = self._text(node, f"{what} is one line of text")
+        if text is None:
+            return None
+        if not text.isprintable():
+            self._problems.add(f"{what} must be one line without control characters", node.at)
+        elif len(text) > limit:
+            message = f"{what} takes at most {limit} characters, got {len(text)}"
+            self._problems.add(message, node.at)
+        else:
+            return text
+        return None
+
     def choice(self, node: Node, what: str, choices: Iterable[str]) -> str | None:
         """One of several words."""
         listed = list(choices)

@@ -21,9 +21,11 @@ from kgen.spec import (
     LARGEST_SCRATCH_MIB,
     LIMITS_KEYS,
     MODULE_ATTRIBUTES,
+    MOST_PEERS,
     OUTPUT_DTYPES,
     OUTPUT_KEYS,
     PARAM_KEYS,
+    PEER_LIMIT,
     SPEC_KEYS,
     Element,
     Input,
@@ -134,6 +136,7 @@ class _Loader:
         reader = CaseReader(self._problems, inputs, params, outputs, with_gradients)
         cases = reader.cases(found.get("cases"))
         module = self._module(found.get("module"), (*inputs, *params))
+        peers = self._peers(found.get("peers"))
         if self._problems or op is None or summary is None or source is None or reference is None:
             return None
         return Spec(
@@ -156,6 +159,7 @@ class _Loader:
             cases=cases,
             module=module,
             double_backward=is_double,
+            peers=peers,
         )
 
     def _op(self, field: Field | None) -> str | None:
@@ -474,6 +478,23 @@ class _Loader:
         if items == ():
             self._problems.add("'dtypes' is empty: leave it out to take all four", field.value.at)
         return tuple(name for name in FLOAT_DTYPES if name in found)
+
+    def _peers(self, field: Field | None) -> tuple[str, ...]:
+        if field is None:
+            return ()
+        found: list[str] = []
+        items = self._fields.items(field.value, "'peers'")
+        for item in items or ():
+            name = self._fields.short_text(item, "a peer", PEER_LIMIT)
+            if name and name.casefold() in map(str.casefold, found):
+                self._problems.add(f"{quote(name)} stands twice in 'peers'", item.at)
+            found.extend([name] if name else [])
+        if items == ():
+            self._problems.add("'peers' is empty: name a library, or leave it out", field.value.at)
+        if items and len(items) > MOST_PEERS:
+            message = f"'peers' takes at most {MOST_PEERS} libraries, got {len(items)}"
+            self._problems.add(message, field.value.at)
+        return tuple(found)
 
     def _tolerances(self, field: Field | None) -> dict[str, Tolerance]:
         found = dict(DEFAULT_TOLERANCES)

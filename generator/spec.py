@@ -156,6 +156,7 @@ class Spec:
     cases: tuple[Case, ...] = ()
     module: str | None = None
     double_backward: bool = False
+    peers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,7 @@ SPEC_KEYS = (
     Key("tolerances", "how far results may be from the reference, for each dtype"),
     Key("cases", "worked examples for the tests, by name"),
     Key("module", "the class name of a torch.nn.Module around the op, such as RMSNorm"),
+    Key("peers", "libraries that have an op like it, for the gallery of ops alone"),
 )
 RESERVED_KEYS = ("tuning",)
 INPUT_KEYS = (
@@ -210,6 +212,8 @@ OP_PATTERN = r"[a-z][a-z0-9_]{0,47}"
 MODULE_PATTERN = r"[A-Z][A-Za-z0-9]{0,47}"
 NAME_PATTERN = r"[a-z][a-z0-9_]{0,31}"
 LINE_LIMIT = 200
+PEER_LIMIT = 60
+MOST_PEERS = 20
 
 _BUILTINS = """
     abs aiter all anext any ascii bin bool breakpoint bytearray bytes callable chr classmethod

@@ -30,6 +30,7 @@ COMMANDS = [
     "derive",
     "verify",
     "mutate",
+    "gallery",
 ]
 
 
@@ -312,6 +313,21 @@ class TestList:
         assert softmax.endswith("specs/softmax.yaml  Softmax over the last dimension.")
         assert rmsnorm.index("specs/") == softmax.index("specs/")
 
+    def test_a_bad_spec_hides_no_other(self, project: Path) -> None:
+        edit(project / "specs/rmsnorm.yaml", "rstd * weight", "rstd * wieght")
+        result = kgen("list", "specs", "specs/gone.yaml")
+        assert result.exit_code == 2
+        (softmax,) = result.stdout.splitlines()
+        assert softmax.startswith("softmax  x  specs/softmax.yaml")
+        assert "specs/rmsnorm.yaml:15:18: error: unknown name 'wieght'" in result.stderr
+        assert "there is no spec 'specs/gone.yaml'" in result.stderr
+
+    def test_nothing_but_bad_specs(self, project: Path) -> None:
+        Path("specs/softmax.yaml").write_text("op: [")
+        result = kgen("list", "specs/softmax.yaml")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("specs/softmax.yaml:1:")
+
 
 class TestNew:
     """kgen new."""
@@ -332,13 +348,25 @@ class TestNew:
             "summary: Describe mynorm here, it started as a copy of rmsnorm.",
         ]
         place = before.index("module: RMSNorm")
-        assert after[2:] == before[2:place] + before[place + 2 :]
+        assert before[place + 1].startswith("peers: ") and not before[place + 2]
+        assert after[2:] == before[2:place] + before[place + 3 :]
         assert kgen("build", "specs/mynorm.yaml").exit_code == 0
 
     @pytest.mark.parametrize("origin", ["layernorm", str(ROOT / "specs/layernorm.yaml")])
     def test_from_a_shipped_op_or_a_path(self, project: Path, origin: str) -> None:
         assert kgen("new", "other", "--from", origin, "--out", "a/b.yaml").exit_code == 0
         assert Path("a/b.yaml").read_text().startswith("op: other\n")
+
+    @pytest.mark.parametrize(
+        "peers", ["[Apex,\n  PyTorch\n]", "\n  - Apex\n  - PyTorch", "\n- Apex\n- PyTorch"]
+    )
+    def test_peers_stay_behind(self, project: Path, peers: str) -> None:
+        edit(Path("specs/softmax.yaml"), "reference:", f"peers: {peers}\nreference:")
+        edit(Path("specs/softmax.yaml"), "\npeers: [Liger-Kernel, Quack, PyTorch]\n", "")
+        kgen("new", "other", "--from", "softmax")
+        text = Path("specs/other.yaml").read_text()
+        assert "peers" not in text and "Apex" not in text
+        assert text.endswith("sum(dy * y))\n\nreference: |\n  return torch.softmax(x, dim=-1)\n")
 
     def test_quotes_comments_and_long_summaries(self, project: Path) -> None:
         edit(Path("specs/softmax.yaml"), "op: softmax", "# mine\nop:  'softmax'  # the op")
@@ -384,7 +412,8 @@ class TestNew:
         result = kgen("new", "other", "--from", "layernrom")
         assert result.exit_code == 2
         assert result.stderr == ("error: there is no spec 'layernrom'; did you mean 'layernorm'?\n")
-        assert "known ops are layernorm, " in kgen("new", "other", "--from", "../..").stderr
+        known = ", ".join(sorted(path.stem for path in (ROOT / "specs").glob("*.yaml")))
+        assert f"known ops are {known}\n" in kgen("new", "other", "--from", "../..").stderr
 
     def test_a_bad_origin_is_not_copied(self, project: Path) -> None:
         edit(Path("specs/rmsnorm.yaml"), "mean(", "maen(")

@@ -51,6 +51,7 @@ MAY_IMPORT = {
     "traffic": "spec ir schedule tiles cost",
     "explain": "spec ir lower schedule cost traffic",
     "explain_page": "spec cost explain",
+    "gallery": "expr spec formulas cost explain explain_page",
     "emit": "errors spec ir padding schedule",
     "peel": "ir",
     "body": "spec ir padding peel schedule emit",
@@ -68,8 +69,8 @@ MAY_IMPORT = {
     "testing": "errors",
     "pytest_plugin": "",
     "mutate": "errors testing",
-    "commands": "errors spec load build expr ir formulas lower mutate verify "
-    "schedule cost traffic explain explain_page latex",
+    "commands": "__init__ errors spec load build output expr ir formulas lower mutate verify "
+    "schedule cost traffic explain explain_page gallery latex",
     "cli": "__init__ errors paths spec schema load build output commands",
     "__main__": "cli",
 }

@@ -9,11 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kgen.build import render_op
 from kgen.errors import MAX_PROBLEMS, KgenError, Problem, Problems, Source, Span, format_problem
 from kgen.expr import BUILTIN_NAMES, FUNCTIONS
 from kgen.load import load, load_text, shown_path
 from kgen.schema import schema_json
-from kgen.spec import DEFAULT_TOLERANCES, Element, Kind, Limits, Spec, Tolerance, has_gradient
+from kgen.spec import (
+    DEFAULT_TOLERANCES,
+    SPEC_KEYS,
+    Element,
+    Kind,
+    Limits,
+    Spec,
+    Tolerance,
+    has_gradient,
+)
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parent.parent
@@ -73,6 +83,15 @@ def test_readme_is_complete() -> None:
         assert f"{name}(" in used, f"no example calls {name}"
 
 
+def test_the_example_of_every_key() -> None:
+    for key in SPEC_KEYS:
+        assert f"\n| `{key.name}` | " in README, key.name
+    text = next(text for text in EXAMPLES if text.startswith("op: gated_norm\n"))
+    assert [key.name for key in SPEC_KEYS if f"\n{key.name}:" not in f"\n{text}"] == []
+    spec = load_text(text, "specs/example.yaml")
+    assert spec.peers == ("A library", "Another one: its gated norm")
+
+
 def test_layernorm() -> None:
     spec = load(ROOT / "specs" / "layernorm.yaml")
     assert [(i.name, i.kind, i.absent) for i in spec.inputs] == [
@@ -118,6 +137,20 @@ def test_everything_said() -> None:
     assert dict(one.given) == {"x": ((1, 2.5),), "t": (3,), "k": 4}
     assert dict(one.expect) == {"y": ((14, 17),)}
     assert two.expect == ()
+
+
+@pytest.mark.parametrize(
+    ("listed", "peers"),
+    [
+        ("[Liger-Kernel, 'a: b']", ("Liger-Kernel", "a: b")),
+        ("\n  - FLA   # a comment\n  - 3", ("FLA", "3")),
+        (f"[{'p' * 60}, λ]", ("p" * 60, "λ")),
+    ],
+)
+def test_peers(listed: str, peers: tuple[str, ...]) -> None:
+    spec = read(f"{SMALL}peers: {listed}\n")
+    assert spec.peers == peers and read(SMALL).peers == ()
+    assert render_op(spec) == render_op(read(SMALL)), "peers are for readers alone"
 
 
 @pytest.mark.parametrize("number", ["1e-5", "1.0e-5", "1E-5", ".00001", "+1e-5", "0.1e-4"])
@@ -243,6 +276,8 @@ def test_schema_takes_good_specs(text: str) -> None:
         ("backward: none", "backward: none\nlimits: {max_columns: 0}"),
         ("backward: none", "backward: none\ndtypes: [float33]"),
         ("backward: none", "backward: none\ntolerances: {float16: [1]}"),
+        ("backward: none", "backward: none\npeers: []"),
+        ("backward: none", f"backward: none\npeers: [{'p' * 61}]"),
     ],
 )
 def test_schema_refuses_bad_specs(change: tuple[str, str]) -> None:

@@ -192,7 +192,7 @@ def test_tests_are_run_in_a_fixed_order_and_all_of_them():
 
 
 def test_mutants_die():
-    """A few of every shipped op; `docs/mutants.md` holds the verdicts on all."""
+    """A few of some shipped ops; `docs/mutants.md` holds the verdicts on all of them."""
     for name in SHIPPED:
         with session(op_text(name), jobs=2) as runs:
             verdicts = runs.verdicts(spread(mutants(name), 5), lambda: None)
@@ -353,11 +353,11 @@ def test_the_list_runs_nothing_and_imports_little():
 def test_the_committed_page_lists_the_mutants_of_today():
     """Write it again with the command that stands on it."""
     lines = (ROOT / "docs/mutants.md").read_text().splitlines()
+    names = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
+    assert set(SHIPPED) <= set(names)
     written = [line for line in lines if line.startswith("| ") and "| kind |" not in line]
     wanted = [
-        "| " + " | ".join(page_cells(mutant)) + " | "
-        for name in SHIPPED
-        for mutant in mutants(name)
+        "| " + " | ".join(page_cells(mutant)) + " | " for name in names for mutant in mutants(name)
     ]
     assert len(written) == len(wanted)
     for line, start in zip(written, wanted, strict=True):

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+from kgen import output
 from kgen.errors import KgenError, Problem, suggest
+from kgen.output import Change, State
 
 if TYPE_CHECKING:
     from kgen.spec import Spec
@@ -67,6 +69,14 @@ def relative(path: Path) -> Path:
 
 def load_all(spec_paths: Iterable[Path]) -> list[Spec]:
     """Load every spec, so that the problems of all of them are shown at once."""
+    loaded, problems = load_good(spec_paths)
+    if problems:
+        raise KgenError(problems)
+    return loaded
+
+
+def load_good(spec_paths: Iterable[Path]) -> tuple[list[Spec], list[Problem]]:
+    """The specs that can be read, and the problems of all others."""
     from kgen.load import load
 
     problems: list[Problem] = []
@@ -82,9 +92,7 @@ def load_all(spec_paths: Iterable[Path]) -> list[Spec]:
         except OSError as error:
             problems.append(Problem(describe(error)))
     problems.extend(_duplicates(loaded))
-    if problems:
-        raise KgenError(problems)
-    return loaded
+    return loaded, problems
 
 
 def _duplicates(specs: Iterable[Spec]) -> Iterator[Problem]:
@@ -111,6 +119,40 @@ def table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     for row in rows:
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         yield "  ".join([*padded[:-1], row[-1]]).rstrip()
+
+
+_COLOURS = {State.CREATED: "green", State.UPDATED: "yellow", State.ORPHAN: "red"}
+_CHECK_WORDS = {State.CREATED: "missing", State.UPDATED: "stale", State.ORPHAN: "orphan"}
+
+
+def build_line(change: Change, folder: Path, removed: bool) -> str:
+    """What ``build`` says of a file."""
+    word = "deleted" if removed else str(change.state)
+    return f"{click.style(word, fg=_COLOURS.get(change.state))} {folder / change.path}"
+
+
+def check_line(change: Change, folder: Path) -> str:
+    """What ``check`` says of a file that is not up to date."""
+    word = click.style(_CHECK_WORDS[change.state], fg=_COLOURS[change.state])
+    line = f"{word} {folder / change.path}"
+    if change.state is not State.ORPHAN:
+        return line
+    mend = "" if change.generated else "; kgen did not write it: move it elsewhere or delete it"
+    return f"{line} (no spec makes it{mend})"
+
+
+def put(text: str, target: Path, checking: bool, command: str) -> None:
+    """Write a file that stands alone, or only tell whether it is there as ``command`` makes it."""
+    (change,) = output.plan_changes({target.name: text}, target.parent, ())
+    if not checking:
+        output.write([change], target.parent)
+        click.echo(build_line(change, target.parent, removed=False))
+        return
+    if change.state is not State.UNCHANGED:
+        click.echo(check_line(change, target.parent))
+        click.echo(f"run `{command}` and commit what it changes")
+        exit_with(FINDING)
+    click.echo(f"{target}: up to date")
 
 
 def describe(error: OSError) -> str:

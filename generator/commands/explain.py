@@ -19,6 +19,8 @@ MAX_ROWS = 2**30
 MAX_PROCESSORS = 2**16
 USUAL_SIZE = 4096
 USUAL_DTYPE = "bfloat16"
+USUAL_PROCESSORS = 132
+USUAL_GBPS = 3350
 
 
 @click.command()
@@ -40,14 +42,14 @@ USUAL_DTYPE = "bfloat16"
 @click.option(
     "--gbps",
     type=float,
-    default=3350,
+    default=USUAL_GBPS,
     show_default=True,
     help="The memory's bandwidth in GB/s of 10**9 bytes; 3350 is an H100's, 4800 an H200's.",
 )
 @click.option(
     "--processors",
     type=int,
-    default=132,
+    default=USUAL_PROCESSORS,
     show_default=True,
     help="The device's multiprocessors; an H100 and an H200 have 132.",
 )

@@ -94,7 +94,7 @@ def mutate(
         proof = _prove(spec, op, _mutants(op, kinds, limit), jobs or os.cpu_count() or 1)
         is_fine = is_fine and proof is not None and not proof.survivors
         proofs += [proof] if proof else []
-    _write(proofs, json_file, page, _command(loaded, names, limit, page))
+    _write(proofs, json_file, page, _command(specs, names, limit, page))
     if not is_fine:
         exit_with(FINDING)
 
@@ -229,10 +229,10 @@ def _write(
 
 
 def _command(
-    specs: Sequence[Spec], names: Sequence[str], limit: int | None, page: Path | None
+    specs: Sequence[Path], names: Sequence[str], limit: int | None, page: Path | None
 ) -> str:
     """The command that makes this page again."""
-    words = ["kgen", "mutate", *(spec.path for spec in specs)]
+    words = ["kgen", "mutate", *(str(relative(path)) for path in specs)]
     for name in names:
         words += ["--kind", name]
     words += ["--limit", str(limit)] if limit else []
