@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kgen.errors import Problems, Span, quote, suggest
 from kgen.expr import BUILTIN_NAMES, FUNCTIONS, Apply, Assignment, Expr, Name
-from kgen.spec import OUTPUT_DTYPES, gradient_name, name_problem, second_gradient_name
+from kgen.spec import COMPUTE, OUTPUT_DTYPES, gradient_name, name_problem, second_gradient_name
 
 MAX_REFERENCE = 64 * 1024
 MAX_REFERENCE_DEPTH = 60
@@ -198,6 +198,8 @@ class _Walk:
             self.used.add(like.text)
         elif like.text not in OUTPUT_DTYPES and self.names.sure:
             hint = suggest(like.text, (*self.names.inputs, *OUTPUT_DTYPES))
+            if like.text == COMPUTE:
+                hint = ": arithmetic is in that dtype already, leave the cast out"
             message = f"cast to {quote(like.text)}, which is neither an input nor a dtype{hint}"
             self.problems.add(message, like.at)
 

@@ -14,6 +14,7 @@ from kgen.errors import KgenError, Problems, Source, Span, quote, suggest
 from kgen.expr import Assignment, read_formulas
 from kgen.fields import Field, Fields, Number, words
 from kgen.spec import (
+    COMPUTE,
     DEFAULT_TOLERANCES,
     FLOAT_DTYPES,
     INPUT_KEYS,
@@ -299,9 +300,10 @@ class _Loader:
             node = found["dtype"].value if "dtype" in found else Broken(node.at)
         dtype = self._fields.word(node, "a dtype is an input's name or a dtype's")
         named = [entry.name for entry in inputs]
-        if dtype is not None and dtype not in OUTPUT_DTYPES and dtype not in named and self._sure:
-            hint = suggest(dtype, (*named, *OUTPUT_DTYPES))
-            hint = hint or f": write an input's name, or {words(OUTPUT_DTYPES)}"
+        dtypes = (*OUTPUT_DTYPES, COMPUTE)
+        if dtype is not None and dtype not in (*dtypes, *named) and self._sure:
+            hint = suggest(dtype, (*named, *dtypes))
+            hint = hint or f": write an input's name, or {words(dtypes)}"
             self._problems.add(f"unknown dtype {quote(dtype)}{hint}", node.at)
             dtype = None
         return Output(name, dtype or "float32", entry.key.at)

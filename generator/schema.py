@@ -8,6 +8,7 @@ from typing import Any
 
 from kgen.load import ELEMENTS, INPUT_KINDS
 from kgen.spec import (
+    COMPUTE,
     DEFAULT_TOLERANCES,
     FLOAT_DTYPES,
     INPUT_KEYS,
@@ -86,7 +87,7 @@ _KIND = _enum(
     "per_column: (N,), shared by all rows.",
 )
 _DTYPE = _choices(
-    _enum(OUTPUT_DTYPES),
+    _enum((*OUTPUT_DTYPES, COMPUTE)),
     {"type": "string", "pattern": f"^{NAME_PATTERN}$", "description": "the name of an input"},
 )
 _INPUT = _object(

@@ -31,6 +31,9 @@ class Element(Enum):
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "float8_e5m2", "int8", "int32", "int64")
+COMPUTE = "compute"
+"""The dtype of an output that is stored as it was computed: float32, or float64 as soon as one
+float input is float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result. ``dtype`` is the name of an input whose dtype it takes, or a dtype's own name."""
+    """A result. ``dtype`` is an input's name, to take its dtype, a dtype's own, or ``COMPUTE``."""
 
     name: str
     dtype: str
@@ -164,7 +167,14 @@ PARAM_KEYS = (
     Key("min", "the smallest value taken"),
     Key("max", "the largest value taken"),
 )
-OUTPUT_KEYS = (Key("dtype", "an input's name, to take its dtype, or the name of a dtype", True),)
+OUTPUT_KEYS = (
+    Key(
+        "dtype",
+        "an input's name, to take its dtype, the name of a dtype, or compute: float32, and float64 "
+        "as soon as one float input is float64",
+        True,
+    ),
+)
 LIMITS_KEYS = (
     Key("max_columns", "the largest N: longer rows raise ValueError"),
     Key("scratch_mib", "MiB that the partial column sums of a backward may take"),
@@ -304,4 +314,4 @@ def has_gradient(output: Output, inputs: tuple[Input, ...]) -> bool:
     for entry in inputs:
         if entry.name == output.dtype:
             return entry.element is Element.FLOAT
-    return output.dtype in FLOAT_DTYPES
+    return output.dtype in (*FLOAT_DTYPES, COMPUTE)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kgen import expr
 from kgen.ir import Role
 from kgen.lower import RowOp
-from kgen.spec import FLOAT_DTYPES, Case, Element, Input, Kind, Output, Param, Spec
+from kgen.spec import COMPUTE, FLOAT_DTYPES, Case, Element, Input, Kind, Output, Param, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def test_view(row_op: RowOp) -> TestView:
     gradients = _gradients(spec)
     optional = [entry.name for entry in spec.inputs if entry.absent is not None]
     floats = [entry for entry in spec.inputs if entry.element is Element.FLOAT]
-    names = {entry.name for entry in spec.inputs}
+    may_be_double = {COMPUTE, *(entry.name for entry in spec.inputs)}
     several = gradients and len(spec.outputs) > 1
     return TestView(
         op=spec.op,
@@ -66,7 +66,7 @@ def test_view(row_op: RowOp) -> TestView:
         given=f"((), {_tuple(map(_quote, optional))})" if optional else "((),)",
         several=_tuple(_quote(output.name) for output in spec.outputs) if several else "",
         gradients=bool(gradients),
-        gradcheck="float64" in spec.dtypes and any(o.dtype in names for o in spec.outputs),
+        gradcheck="float64" in spec.dtypes and any(o.dtype in may_be_double for o in spec.outputs),
         optional=bool(optional),
         mixed=len(floats) > 1,
         column_sums=any(entry.kind is Kind.PER_COLUMN for entry in gradients),
@@ -140,7 +140,9 @@ def _reuses_outputs(row_op: RowOp) -> bool:
     """Whether a backward starts from a stored output, which has been rounded to its dtype."""
     programs = [p for p in (row_op.backward, row_op.double_backward) if p is not None]
     variables = [v for program in programs for v in program.variables]
-    return any(v.role is Role.OUTPUT and v.type.kind is Kind.MATRIX for v in variables)
+    rounded = {o.name for o in row_op.spec.outputs if o.dtype != COMPUTE}
+    matrices = [v for v in variables if v.type.kind is Kind.MATRIX]
+    return any(v.role is Role.OUTPUT and v.name in rounded for v in matrices)
 
 
 def _names(tree: expr.Expr) -> set[str]:
