@@ -241,11 +241,10 @@ def check_reference(text: str, at: Span, known: Sequence[str] | None, problems: 
     if not text.strip():
         problems.add("the reference is empty: write at least 'return ...'", at)
         return
-    body = "".join(f"  {line}\n" for line in text.split("\n"))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = ast.parse(f"def f():\n{body}")
+            module = _parsed(text)
             _check_shape(module, at, problems)
             compile(module, "<reference>", "exec", dont_inherit=True)
     except SyntaxError as error:
@@ -256,6 +255,16 @@ def check_reference(text: str, at: Span, known: Sequence[str] | None, problems: 
     else:
         if known is not None:
             _check_reference_names(module, at, known, problems)
+
+
+def reference_names(text: str) -> set[str]:
+    """Every name in a reference that ``check_reference`` finds nothing wrong with."""
+    return {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
+
+
+def _parsed(text: str) -> ast.Module:
+    body = "".join(f"  {line}\n" for line in text.split("\n"))
+    return ast.parse(f"def f():\n{body}")
 
 
 def _check_shape(module: ast.Module, at: Span, problems: Problems) -> None:
@@ -294,6 +303,8 @@ def _check_reference_names(
         if isinstance(node, ast.Name) and node.id not in bound:
             place = _reference_span(at, node.lineno - 2, node.col_offset, len(node.id))
             hint = suggest(node.id, [*known, *_REFERENCE_MODULES])
+            if node.id == "random":
+                hint = ": it is there for ops whose forward uses random(seed)"
             problems.add(f"unknown name {quote(node.id)} in the reference{hint}", place)
 
 

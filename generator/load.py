@@ -11,7 +11,7 @@ from kgen import tree
 from kgen.cases import CaseReader
 from kgen.check import Block, Names, check_formulas, check_reference
 from kgen.errors import KgenError, Problems, Source, Span, quote, suggest
-from kgen.expr import Assignment, read_formulas
+from kgen.expr import Apply, Assignment, read_formulas, walk
 from kgen.fields import Field, Fields, Number, words
 from kgen.spec import (
     COMPUTE,
@@ -111,6 +111,7 @@ class _Loader:
         self._problems = problems
         self._fields = Fields(problems)
         self._sure = True
+        self._draws = True
         self._start = Span(source, 1, 1)
 
     def spec(self, root: Node) -> Spec | None:
@@ -350,6 +351,7 @@ class _Loader:
         self, found: dict[str, Field], names: Names
     ) -> tuple[tuple[Assignment, ...], Backward]:
         forward = self._block(found.get("forward"))
+        self._draws = forward is None or bool(forward.broken) or _draws(forward.formulas)
         backward = self._backward(found.get("backward"))
         key = found["backward"].key.at if "backward" in found else self._start
         if backward != "none" and "backward" in found and names.sure:
@@ -432,8 +434,8 @@ class _Loader:
     def _reference(self, field: Field | None, names: Names) -> tuple[str, Span] | None:
         text = self._block_text(field)
         if text is not None:
-            known = (*names.inputs, *names.params) if names.sure else None
-            check_reference(*text, known, self._problems)
+            known = [*names.inputs, *names.params, *(["random"] if self._draws else [])]
+            check_reference(*text, known if names.sure else None, self._problems)
         return text
 
     def _limits(self, field: Field | None) -> Limits:
@@ -493,3 +495,9 @@ class _Loader:
         if absolute is None or relative is None:
             return None
         return Tolerance(float(absolute), float(relative))
+
+
+def _draws(formulas: tuple[Assignment, ...]) -> bool:
+    """Whether a formula takes random numbers."""
+    parts = (part for formula in formulas for part in walk(formula.value))
+    return any(isinstance(part, Apply) and part.function == "random" for part in parts)

@@ -205,7 +205,7 @@ _GENERATED = """
     partials power problem round_half_even row_max row_mean row_min row_sum save stages
     backward_plan clamp_int double_backward_plan forward_ctx forward_plan mark_dirty
     mark_non_differentiable must needs_input_grad save_for_backward saved_tensors
-    set_materialize_grads takes
+    set_materialize_grads takes random_at
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
 """Names that generated code or the language of formulas uses itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from kgen.check import reference_names
 from kgen.ir import Role
 from kgen.schedule import OpSchedule
 from kgen.spec import COMPUTE, Element, Kind, Output, Param, Spec
@@ -43,6 +44,7 @@ class OpView:
     source: str
     standard_imports: str
     uses_functional: bool
+    uses_random: bool
     kernel_names: tuple[str, ...]
     dtypes: str
     has_int: bool
@@ -127,6 +129,7 @@ def op_view(plan: OpSchedule) -> OpView:
         source=spec.source,
         standard_imports=writer.standard_imports(),
         uses_functional=bool(re.search(r"\bF\.", spec.reference)),
+        uses_random="random" in reference_names(spec.reference),
         kernel_names=writer.kernel_names(),
         dtypes=", ".join(f"torch.{dtype}" for dtype in spec.dtypes),
         has_int=Element.INT in elements,

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kgen import expr
-from kgen.ir import Role
+from kgen.ir import Role, names_in
 from kgen.lower import RowOp
 from kgen.spec import COMPUTE, FLOAT_DTYPES, Case, Element, Input, Kind, Output, Param, Spec
 
@@ -126,7 +125,8 @@ def _facts(row_op: RowOp) -> Iterator[str]:
     spec = row_op.spec
     if spec.dtypes != FLOAT_DTYPES:
         yield f"dtypes={_tuple(_quote(dtype) for dtype in spec.dtypes)}"
-    if any("row" in _names(line.value) for line in spec.forward):
+    programs = [p for p in (row_op.forward, row_op.backward, row_op.double_backward) if p]
+    if any("row" in names_in(d.term) for program in programs for d in program.definitions):
         yield "positional=True"
     if not _gradients(spec):
         yield "differentiable=False"
@@ -143,18 +143,6 @@ def _reuses_outputs(row_op: RowOp) -> bool:
     rounded = {o.name for o in row_op.spec.outputs if o.dtype != COMPUTE}
     matrices = [v for v in variables if v.type.kind is Kind.MATRIX]
     return any(v.role is Role.OUTPUT and v.name in rounded for v in matrices)
-
-
-def _names(tree: expr.Expr) -> set[str]:
-    """The names that a formula reads. Without recursion: formulas nest as deep as one likes."""
-    found, waiting = set(), [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, expr.Name):
-            found.add(node.text)
-        elif isinstance(node, expr.Apply):
-            waiting.extend(node.arguments)
-    return found
 
 
 def _case(case: Case) -> str:
