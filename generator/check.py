@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from kgen.errors import Problems, Span, quote, suggest
 from kgen.expr import BUILTIN_NAMES, FUNCTIONS, Apply, Assignment, Expr, Name
-from kgen.spec import OUTPUT_DTYPES, gradient_name, name_problem, second_gradient_name
+from kgen.spec import COMPUTE, OUTPUT_DTYPES, gradient_name, name_problem, second_gradient_name
 
 MAX_REFERENCE = 64 * 1024
 MAX_REFERENCE_DEPTH = 60
@@ -198,6 +198,8 @@ class _Walk:
             self.used.add(like.text)
         elif like.text not in OUTPUT_DTYPES and self.names.sure:
             hint = suggest(like.text, (*self.names.inputs, *OUTPUT_DTYPES))
+            if like.text == COMPUTE:
+                hint = ": arithmetic is in that dtype already, leave the cast out"
             message = f"cast to {quote(like.text)}, which is neither an input nor a dtype{hint}"
             self.problems.add(message, like.at)
 
@@ -239,11 +241,10 @@ def check_reference(text: str, at: Span, known: Sequence[str] | None, problems: 
     if not text.strip():
         problems.add("the reference is empty: write at least 'return ...'", at)
         return
-    body = "".join(f"  {line}\n" for line in text.split("\n"))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = ast.parse(f"def f():\n{body}")
+            module = _parsed(text)
             _check_shape(module, at, problems)
             compile(module, "<reference>", "exec", dont_inherit=True)
     except SyntaxError as error:
@@ -254,6 +255,16 @@ def check_reference(text: str, at: Span, known: Sequence[str] | None, problems: 
     else:
         if known is not None:
             _check_reference_names(module, at, known, problems)
+
+
+def reference_names(text: str) -> set[str]:
+    """Every name in a reference that ``check_reference`` finds nothing wrong with."""
+    return {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
+
+
+def _parsed(text: str) -> ast.Module:
+    body = "".join(f"  {line}\n" for line in text.split("\n"))
+    return ast.parse(f"def f():\n{body}")
 
 
 def _check_shape(module: ast.Module, at: Span, problems: Problems) -> None:
@@ -292,6 +303,8 @@ def _check_reference_names(
         if isinstance(node, ast.Name) and node.id not in bound:
             place = _reference_span(at, node.lineno - 2, node.col_offset, len(node.id))
             hint = suggest(node.id, [*known, *_REFERENCE_MODULES])
+            if node.id == "random":
+                hint = ": it is there for ops whose forward uses random(seed)"
             problems.add(f"unknown name {quote(node.id)} in the reference{hint}", place)
 
 

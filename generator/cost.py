@@ -198,6 +198,7 @@ _SPECIAL = frozenset(
         "tanh",
         "sigmoid",
         "erf",
+        "random",
         "div",
         "floordiv",
         "mod",

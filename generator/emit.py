@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kgen.ir import BUILTINS, REDUCTIONS, Literal, Op, Ref, Term, Type, walk
+from kgen.ir import BUILTINS, RANDOM_ROUNDS, REDUCTIONS, Literal, Op, Ref, Term, Type, walk
 from kgen.padding import NEUTRAL, Padding
 from kgen.spec import Element, Kind, Spec
 
@@ -256,6 +256,12 @@ class Emitter:
 
     def _float(self, term: Op) -> tuple[str, int]:
         return f"tl.cast({self.text(term.arguments[0])}, COMPUTE)", _ATOM
+
+    def _random(self, term: Op) -> tuple[str, int]:
+        """Rows are numbered in 64 bits, and so are the places that the numbers belong to."""
+        seed = self.text(term.arguments[0])
+        place = "row * n_columns + column"
+        return f"tl.rand({seed}, {place}, n_rounds={RANDOM_ROUNDS}).to(COMPUTE)", _ATOM
 
     def _detach(self, term: Op) -> tuple[str, int]:
         return self._leveled(term.arguments[0])

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from kgen.cost import How, Kept, dtype_used_in
 from kgen.explain import Direction, Explanation
-from kgen.spec import Element, Input, Kind, Param, Spec, differentiable_inputs, gradient_name
+from kgen.spec import (
+    COMPUTE,
+    Element,
+    Input,
+    Kind,
+    Param,
+    Spec,
+    differentiable_inputs,
+    gradient_name,
+)
 
 SHAPES = {
     Kind.MATRIX: "(..., N)",
@@ -86,6 +95,8 @@ def _param_row(param: Param) -> tuple[str, ...]:
 
 
 def _dtype_words(dtype: str, is_input: bool) -> str:
+    if dtype == COMPUTE:
+        return "float32, or float64 when an input is"
     return f"the dtype of {dtype}" if is_input else dtype
 
 

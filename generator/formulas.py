@@ -95,7 +95,8 @@ def expr_of(term: Term) -> Expr:
         return Name(term.name, term.at)
     if term.op == "float":
         return expr_of(term.arguments[0])
-    arguments = [_argument(term, index) for index in range(len(term.arguments))]
+    shown = 1 if term.op == "random" else len(term.arguments)  # not the place of each number
+    arguments = [_argument(term, index) for index in range(shown)]
     if term.op == "cast" and term.like is not None:
         arguments.append(Name(term.like, term.at))
     if _would_be_int(term):

@@ -405,4 +405,6 @@ def _is_against_zero(term: Term) -> bool:
 
 
 _CHOICES = ("where", "maximum", "minimum", "clamp")
-_CONSTANT = frozenset(["detach", "sign", "floor", "round", "floordiv", *COMPARISONS, *LOGIC])
+_CONSTANT = frozenset(
+    ["detach", "sign", "floor", "round", "floordiv", "random", *COMPARISONS, *LOGIC]
+)

@@ -83,6 +83,8 @@ FLOAT_FUNCTIONS = (
     "pow",
 )
 """Functions that take floats and give floats, whatever they are given."""
+RANDOM_ROUNDS = 7
+"""Rounds of Philox for a random number: the fewest that pass BigCrush in Salmon and others 2011."""
 BUILTINS = {
     "N": Type(Kind.SCALAR, Element.INT),
     "row": Type(Kind.PER_ROW, Element.INT),
@@ -198,6 +200,16 @@ def walk(term: Term) -> Iterator[Term]:
 def names_in(term: Term) -> tuple[str, ...]:
     """The names that a term uses, in order of first use."""
     return tuple(dict.fromkeys(t.name for t in walk(term) if isinstance(t, Ref)))
+
+
+def seeds_in(program: Program) -> set[str]:
+    """The names that seeds of random numbers are made of."""
+    found: set[str] = set()
+    for definition in reversed(program.definitions):
+        drawn = [t for t in walk(definition.term) if isinstance(t, Op) and t.op == "random"]
+        terms = [definition.term] if definition.name in found else [t.arguments[0] for t in drawn]
+        found.update(name for term in terms for name in names_in(term))
+    return found
 
 
 def dtypes_in(term: Term) -> set[str]:

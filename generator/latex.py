@@ -45,7 +45,7 @@ _OPERATORS = {
     "minimum": r"\min",
     **{
         name: rf"\mathrm{{{name}}}"
-        for name in ("sigmoid", "silu", "erf", "sign", "round", "clamp", "detach")
+        for name in ("sigmoid", "silu", "erf", "sign", "round", "clamp", "detach", "random")
     },
 }
 _SUMS = {"sum": r"\sum_j", "mean": r"\frac{1}{N} \sum_j", "sum_rows": r"\sum_i"}

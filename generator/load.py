@@ -11,9 +11,10 @@ from kgen import tree
 from kgen.cases import CaseReader
 from kgen.check import Block, Names, check_formulas, check_reference
 from kgen.errors import KgenError, Problems, Source, Span, quote, suggest
-from kgen.expr import Assignment, read_formulas
+from kgen.expr import Apply, Assignment, read_formulas, walk
 from kgen.fields import Field, Fields, Number, words
 from kgen.spec import (
+    COMPUTE,
     DEFAULT_TOLERANCES,
     FLOAT_DTYPES,
     INPUT_KEYS,
@@ -113,6 +114,7 @@ class _Loader:
         self._problems = problems
         self._fields = Fields(problems)
         self._sure = True
+        self._draws = True
         self._start = Span(source, 1, 1)
 
     def spec(self, root: Node) -> Spec | None:
@@ -313,9 +315,10 @@ class _Loader:
             node = found["dtype"].value if "dtype" in found else Broken(node.at)
         dtype = self._fields.word(node, "a dtype is an input's name or a dtype's")
         named = [entry.name for entry in inputs]
-        if dtype is not None and dtype not in OUTPUT_DTYPES and dtype not in named and self._sure:
-            hint = suggest(dtype, (*named, *OUTPUT_DTYPES))
-            hint = hint or f": write an input's name, or {words(OUTPUT_DTYPES)}"
+        dtypes = (*OUTPUT_DTYPES, COMPUTE)
+        if dtype is not None and dtype not in (*dtypes, *named) and self._sure:
+            hint = suggest(dtype, (*named, *dtypes))
+            hint = hint or f": write an input's name, or {words(dtypes)}"
             self._problems.add(f"unknown dtype {quote(dtype)}{hint}", node.at)
             dtype = None
         return Output(name, dtype or "float32", entry.key.at)
@@ -362,6 +365,7 @@ class _Loader:
         self, found: dict[str, Field], names: Names
     ) -> tuple[tuple[Assignment, ...], Backward]:
         forward = self._block(found.get("forward"))
+        self._draws = forward is None or bool(forward.broken) or _draws(forward.formulas)
         backward = self._backward(found.get("backward"))
         key = found["backward"].key.at if "backward" in found else self._start
         if backward != "none" and "backward" in found and names.sure:
@@ -444,8 +448,8 @@ class _Loader:
     def _reference(self, field: Field | None, names: Names) -> tuple[str, Span] | None:
         text = self._block_text(field)
         if text is not None:
-            known = (*names.inputs, *names.params) if names.sure else None
-            check_reference(*text, known, self._problems)
+            known = [*names.inputs, *names.params, *(["random"] if self._draws else [])]
+            check_reference(*text, known if names.sure else None, self._problems)
         return text
 
     def _limits(self, field: Field | None) -> Limits:
@@ -522,3 +526,9 @@ class _Loader:
         if absolute is None or relative is None:
             return None
         return Tolerance(float(absolute), float(relative))
+
+
+def _draws(formulas: tuple[Assignment, ...]) -> bool:
+    """Whether a formula takes random numbers."""
+    parts = (part for formula in formulas for part in walk(formula.value))
+    return any(isinstance(part, Apply) and part.function == "random" for part in parts)

@@ -379,6 +379,8 @@ class _Scope:
     def _apply(self, function: str, arguments: tuple[Term, ...], at: Span) -> Term:
         if function in REDUCTIONS or function == "sum_rows":
             return self._reduce(function, arguments[0], at)
+        if function == "random":
+            return self._random(arguments[0], at)
         if folded := _folded(function, arguments, at):
             return folded
         kind = join_kinds([argument.type.kind for argument in arguments])
@@ -414,6 +416,17 @@ class _Scope:
             )
         kind = Kind.PER_COLUMN if function == "sum_rows" else Kind.PER_ROW
         return Op(function, (value,), Type(kind, Element.FLOAT), at)
+
+    def _random(self, seed: Term, at: Span) -> Term:
+        """The place of each number is an argument too, and makes a matrix of them."""
+        if seed.type != Type(Kind.SCALAR, Element.INT):
+            raise _error(
+                f"the seed of 'random' is one whole number, and {_called(seed)} is {seed.type}: "
+                "make it an int param",
+                seed.at,
+            )
+        place = (Ref(name, BUILTINS[name], at) for name in ("row", "column"))
+        return Op("random", (seed, *place), Type(Kind.MATRIX, Element.FLOAT), at)
 
     def _where(self, arguments: tuple[Term, ...], kind: Kind, at: Span) -> Term:
         condition, yes, no = arguments

@@ -15,6 +15,7 @@ from kgen.spec import Kind
 # What is known of a value in a padding lane: the number itself, that it is finite, or nothing.
 Lane = float | OneOf["finite", "any"]
 
+_BOUNDED = frozenset({"neg", "abs", "tanh", "sigmoid", "float", "detach", "erf", "silu", "random"})
 NEUTRAL = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "sum_rows": 0.0}
 _CANDIDATES = (0.0, -math.inf, math.inf)
 
@@ -153,8 +154,7 @@ def _partly_known(op: str, lanes: list[Lane]) -> Lane:
     if op in ("add", "sub"):
         return _sum_lane(op, lanes)
     # Not exp, nor a power: what a real column keeps small may overflow for a padding lane's 0.
-    is_bounded = op in ("neg", "abs", "tanh", "sigmoid", "float", "detach", "erf", "silu")
-    return "finite" if is_bounded else "any"
+    return "finite" if op in _BOUNDED else "any"
 
 
 def _sum_lane(op: str, lanes: list[Lane]) -> Lane:

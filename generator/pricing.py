@@ -9,7 +9,9 @@ from kgen.rewrite import replace_terms
 from kgen.spec import Kind
 
 _FREE = ("float", "detach")
-_FUNCTIONS = ("exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "silu", "erf", "div")
+_FUNCTIONS = frozenset(
+    {"exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "sigmoid", "silu", "erf", "random", "div"}
+)
 
 
 def price(

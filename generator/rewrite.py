@@ -284,7 +284,8 @@ def _describe(term: Term) -> str | None:
     if term.op in ("add", "sub") and term.arguments[0] == _one(term.at):
         inside = _describe(term.arguments[1])
         return f"one_{'plus' if term.op == 'add' else 'minus'}_{inside}" if inside else None
-    parts = [part for part in map(_describe, term.arguments) if part]
+    arguments = term.arguments[:1] if term.op == "random" else term.arguments
+    parts = [part for part in map(_describe, arguments) if part]
     if term.op in _JOINED:
         return _JOINED[term.op].join(parts)
     return "_".join([term.op, *parts])

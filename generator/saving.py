@@ -19,7 +19,7 @@ from kgen.ir import (
     walk,
 )
 from kgen.rewrite import hoist, share_rows
-from kgen.spec import Element, Kind, Spec, differentiable_outputs
+from kgen.spec import COMPUTE, Element, Kind, Spec, differentiable_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,12 @@ def _program(
 
 def _reused_outputs(spec: Spec, forward: Program) -> set[str]:
     """The outputs that backward may read: matrices, and row values that no dtype has rounded."""
-    rounds = "float64" in spec.dtypes
+    exact = (COMPUTE,) if "float64" in spec.dtypes else (COMPUTE, "float32")
     floats = differentiable_outputs(spec)
     return {
         output.name
         for output, result in zip(spec.outputs, forward.results, strict=True)
-        if (result.kind is Kind.MATRIX or (output.dtype == "float32" and not rounds))
+        if (result.kind is Kind.MATRIX or output.dtype in exact)
         and output in floats
         and _type_of(forward, output.name).element is Element.FLOAT
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 from kgen.load import ELEMENTS, INPUT_KINDS
 from kgen.spec import (
+    COMPUTE,
     DEFAULT_TOLERANCES,
     FLOAT_DTYPES,
     INPUT_KEYS,
@@ -89,7 +90,7 @@ _KIND = _enum(
     "rows of a matrix. per_place: (T, N), shared by all matrices. scalar: (), one number.",
 )
 _DTYPE = _choices(
-    _enum(OUTPUT_DTYPES),
+    _enum((*OUTPUT_DTYPES, COMPUTE)),
     {"type": "string", "pattern": f"^{NAME_PATTERN}$", "description": "the name of an input"},
 )
 _INPUT = _object(

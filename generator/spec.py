@@ -40,6 +40,9 @@ BATCHED_KINDS = (Kind.PER_BATCH, Kind.PER_PLACE)
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 OUTPUT_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "float8_e5m2", "int8", "int32", "int64")
+COMPUTE = "compute"
+"""The dtype of an output that is stored as it was computed: float32, or float64 as soon as one
+float input is float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result. ``dtype`` is the name of an input whose dtype it takes, or a dtype's own name."""
+    """A result. ``dtype`` is an input's name, to take its dtype, a dtype's own, or ``COMPUTE``."""
 
     name: str
     dtype: str
@@ -200,7 +203,14 @@ PARAM_KEYS = (
     Key("min", "the smallest value taken"),
     Key("max", "the largest value taken"),
 )
-OUTPUT_KEYS = (Key("dtype", "an input's name, to take its dtype, or the name of a dtype", True),)
+OUTPUT_KEYS = (
+    Key(
+        "dtype",
+        "an input's name, to take its dtype, the name of a dtype, or compute: float32, and float64 "
+        "as soon as one float input is float64",
+        True,
+    ),
+)
 LIMITS_KEYS = (
     Key("max_columns", "the largest N: longer rows raise ValueError"),
     Key("scratch_mib", "MiB that the partial column sums of a backward may take"),
@@ -233,7 +243,7 @@ _GENERATED = """
     partials power problem round_half_even row_max row_mean row_min row_sum save stages
     backward_plan clamp_int double_backward_plan forward_ctx forward_plan mark_dirty
     mark_non_differentiable must needs_input_grad save_for_backward saved_tensors
-    set_materialize_grads takes
+    set_materialize_grads takes random_at
     batch n_batches n_places n_splits place
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
@@ -350,4 +360,4 @@ def has_gradient(output: Output, inputs: tuple[Input, ...]) -> bool:
     for entry in inputs:
         if entry.name == output.dtype:
             return entry.element is Element.FLOAT
-    return output.dtype in FLOAT_DTYPES
+    return output.dtype in (*FLOAT_DTYPES, COMPUTE)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kgen.cost import walks
 from kgen.ir import Program, Role, names_in
 from kgen.schedule import Form, Kernel, OpSchedule, Walk
-from kgen.spec import Element, Kind, Spec, gradient_name, second_gradient_name
+from kgen.spec import COMPUTE, Element, Kind, Spec, gradient_name, second_gradient_name
 from kgen.tiles import Tile, tile_rule
 
 DTYPE_BYTES = {
@@ -282,7 +282,8 @@ def _read_by(walk: Walk) -> set[str]:
 def _dtypes(spec: Spec, setting: Setting) -> dict[str, str]:
     """The dtype of every input, output and gradient; row values in between are the arithmetic's."""
     found = dict(setting.dtypes)
-    found |= {o.name: setting.dtypes.get(o.dtype, o.dtype) for o in spec.outputs}
+    named = {**setting.dtypes, COMPUTE: setting.compute}
+    found |= {o.name: named.get(o.dtype, o.dtype) for o in spec.outputs}
     first = {gradient_name(name): dtype for name, dtype in found.items()}
     again = {second_gradient_name(i.name): setting.dtypes[i.name] for i in spec.inputs}
     second = {gradient_name(name): dtype for name, dtype in first.items()}

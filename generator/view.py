@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kgen.body import Body, kernel_body
 from kgen.emit import helper_sources
-from kgen.ir import Program, Role, Variable
+from kgen.ir import Program, Role, Variable, seeds_in
 from kgen.schedule import Form, Kernel, MergeKind, OpSchedule
 from kgen.spec import BATCHED_KINDS, Element, Kind, Spec
 
@@ -199,11 +199,8 @@ def _is_batched(variable: Variable) -> bool:
 def _parameters(kernel: Kernel) -> tuple[str, ...]:
     program = kernel.program
     params = [v for v in program.variables if v.role is Role.PARAM]
-    runtime = [
-        f"{v.name}: tl.float64" if v.type.element is Element.FLOAT else v.name
-        for v in params
-        if _is_runtime_param(v)
-    ]
+    seeds = seeds_in(program)
+    runtime = [_typed(v, v.name in seeds) for v in params if _is_runtime_param(v)]
     flags = [f"{v.name.upper()}: tl.constexpr" for v in params if not _is_runtime_param(v)]
     grouped = kernel.form in (Form.GROUPS, Form.SPLIT_COLUMNS)
     return (
@@ -225,6 +222,13 @@ def _share(kernel: Kernel, tiles: str) -> str:
     if kernel.partition is Kind.PER_PLACE:
         return "n_splits programs for each place take tiles of its rows in turn."
     return f"program p of P takes {tiles} p, p + P, p + 2 P ..."
+
+
+def _typed(param: Variable, is_seed: bool) -> str:
+    """A run-time param; the sizes of seeds vary, and are to compile to one kernel."""
+    if param.type.element is Element.FLOAT:
+        return f"{param.name}: tl.float64"
+    return f"{param.name}: tl.int64" if is_seed else param.name
 
 
 def _is_runtime_param(variable: Variable) -> bool:

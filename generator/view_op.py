@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from kgen.check import reference_names
 from kgen.ir import Role
 from kgen.schedule import OpSchedule
-from kgen.spec import Element, Input, Kind, Output, Param, Spec, is_batched
+from kgen.spec import COMPUTE, Element, Input, Kind, Output, Param, Spec, is_batched
 from kgen.tiles import tile_rule
 from kgen.view import header
 from kgen.view_autograd import AutogradView, arguments_before, autograd_view, first_arguments
@@ -61,6 +62,7 @@ class OpView:
     source: str
     standard_imports: str
     uses_functional: bool
+    uses_random: bool
     kernel_names: tuple[str, ...]
     dtypes: str
     has_int: bool
@@ -151,6 +153,7 @@ def op_view(plan: OpSchedule) -> OpView:
         source=spec.source,
         standard_imports=writer.standard_imports(),
         uses_functional=bool(re.search(r"\bF\.", spec.reference)),
+        uses_random="random" in reference_names(spec.reference),
         kernel_names=writer.kernel_names(),
         dtypes=", ".join(f"torch.{dtype}" for dtype in spec.dtypes),
         has_int=Element.INT in elements,
@@ -181,7 +184,7 @@ def op_view(plan: OpSchedule) -> OpView:
         checks=writer.checks(),
         inputs=join(i.name for i in spec.inputs),
         arguments=join(first_arguments(spec)),
-        float_inputs=join(i.name for i in spec.inputs if i.element is Element.FLOAT),
+        float_inputs=writer.floats(),
         copies=writer.copies(),
         reference_call=writer.reference_call(),
         runtime_error=_RUNTIME_ERRORS[len(plan.passes)],
@@ -282,6 +285,7 @@ class _Wrapper:
         text = []
         for output in self.spec.outputs:
             dtype = f"the dtype of {output.dtype}" if output.dtype in inputs else output.dtype
+            dtype = "float32, or float64 when an input is" if output.dtype == COMPUTE else dtype
             kind = self.plan.row_op.output_kind(output)
             text.append(f"{output.name}: {_SHAPE_DOCS[kind]}, {dtype}.")
         return lines(text)
@@ -327,12 +331,21 @@ class _Wrapper:
         """The reference, in the dtypes that the kernels would have given."""
         outputs = self.spec.outputs
         call = f"{self.spec.op}_reference({join(first_arguments(self.spec))})"
+        text = []
+        if any(o.dtype == COMPUTE for o in outputs):
+            text.append(f"compute = _compute_dtype({self.floats()})")
         if len(outputs) == 1:
-            return f"return {call}.to({self._dtype(outputs[0])})"
-        names = join(o.name for o in outputs)
-        return f"{names} = {call}\nreturn {join(f'{o.name}.to({self._dtype(o)})' for o in outputs)}"
+            return lines([*text, f"return {call}.to({self._dtype(outputs[0])})"])
+        converted = join(f"{o.name}.to({self._dtype(o)})" for o in outputs)
+        return lines([*text, f"{join(o.name for o in outputs)} = {call}", f"return {converted}"])
+
+    def floats(self) -> str:
+        """The float inputs, which decide the dtype of the arithmetic."""
+        return join(i.name for i in self.spec.inputs if i.element is Element.FLOAT)
 
     def _dtype(self, output: Output) -> str:
+        if output.dtype == COMPUTE:
+            return "compute"
         is_input = any(i.name == output.dtype for i in self.spec.inputs)
         return f"{output.dtype}.dtype" if is_input else f"torch.{output.dtype}"
 

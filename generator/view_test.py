@@ -6,10 +6,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kgen import expr
-from kgen.ir import Role
+from kgen.ir import Role, names_in
 from kgen.lower import RowOp
-from kgen.spec import FLOAT_DTYPES, Case, Element, Input, Kind, Output, Param, Spec
+from kgen.spec import COMPUTE, FLOAT_DTYPES, Case, Element, Input, Kind, Output, Param, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def test_view(row_op: RowOp) -> TestView:
     gradients = _gradients(spec)
     optional = [entry.name for entry in spec.inputs if entry.absent is not None]
     floats = [entry for entry in spec.inputs if entry.element is Element.FLOAT]
-    names = {entry.name for entry in spec.inputs}
+    may_be_double = {COMPUTE, *(entry.name for entry in spec.inputs)}
     several = gradients and len(spec.outputs) > 1
     return TestView(
         op=spec.op,
@@ -66,7 +65,7 @@ def test_view(row_op: RowOp) -> TestView:
         given=f"((), {_tuple(map(_quote, optional))})" if optional else "((),)",
         several=_tuple(_quote(output.name) for output in spec.outputs) if several else "",
         gradients=bool(gradients),
-        gradcheck="float64" in spec.dtypes and any(o.dtype in names for o in spec.outputs),
+        gradcheck="float64" in spec.dtypes and any(o.dtype in may_be_double for o in spec.outputs),
         optional=bool(optional),
         mixed=len(floats) > 1,
         column_sums=any(entry.is_summed for entry in gradients),
@@ -128,7 +127,8 @@ def _facts(row_op: RowOp) -> Iterator[str]:
     spec = row_op.spec
     if spec.dtypes != FLOAT_DTYPES:
         yield f"dtypes={_tuple(_quote(dtype) for dtype in spec.dtypes)}"
-    if any("row" in _names(line.value) for line in spec.forward):
+    programs = [p for p in (row_op.forward, row_op.backward, row_op.double_backward) if p]
+    if any("row" in names_in(d.term) for program in programs for d in program.definitions):
         yield "positional=True"
     if not _gradients(spec):
         yield "differentiable=False"
@@ -142,19 +142,9 @@ def _reuses_outputs(row_op: RowOp) -> bool:
     """Whether a backward starts from a stored output, which has been rounded to its dtype."""
     programs = [p for p in (row_op.backward, row_op.double_backward) if p is not None]
     variables = [v for program in programs for v in program.variables]
-    return any(v.role is Role.OUTPUT and v.type.kind is Kind.MATRIX for v in variables)
-
-
-def _names(tree: expr.Expr) -> set[str]:
-    """The names that a formula reads. Without recursion: formulas nest as deep as one likes."""
-    found, waiting = set(), [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, expr.Name):
-            found.add(node.text)
-        elif isinstance(node, expr.Apply):
-            waiting.extend(node.arguments)
-    return found
+    rounded = {o.name for o in row_op.spec.outputs if o.dtype != COMPUTE}
+    matrices = [v for v in variables if v.type.kind is Kind.MATRIX]
+    return any(v.role is Role.OUTPUT and v.name in rounded for v in matrices)
 
 
 def _case(case: Case) -> str:

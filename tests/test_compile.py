@@ -15,8 +15,9 @@ from kgen.load import load
 from kgen.output import plan_changes, write
 
 ROOT = Path(__file__).resolve().parent.parent
-# Those that are shipped, and one with a double backward.
-SPECS = [*sorted((ROOT / "specs").glob("*.yaml")), ROOT / "tests" / "zoo" / "rmsnorm_twice.yaml"]
+# Those that are shipped, one with a double backward, and one with random numbers.
+ZOO = [ROOT / "tests" / "zoo" / f"{name}.yaml" for name in ("rmsnorm_twice", "dropout_rmsnorm")]
+SPECS = [*sorted((ROOT / "specs").glob("*.yaml")), *ZOO]
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 

@@ -87,6 +87,11 @@ def test_every_spec_has_a_page(path: Path) -> None:
         assert "\x1b" not in result.stdout
 
 
+def test_the_page_says_what_the_dtype_of_the_arithmetic_is() -> None:
+    page = kgen("explain", "tests/zoo/logsumexp.yaml").stdout
+    assert "lse  per_row  (...)  float32, or float64 when an input is\n" in page
+
+
 def test_values_add_up() -> None:
     found = explained("specs/layernorm.yaml", "--m", "1024", "--n", "8192", "--gbps", "1000")
     assert (found["m"], found["n"], found["gbps"]) == (1024, 8192, 1000)

@@ -224,6 +224,12 @@ LSE = "lse = log(sum(exp(x)))"
 FLOATS = ("float16", "bfloat16", "float32")
 
 
+def test_a_row_output_in_the_dtype_of_the_arithmetic_is_reused() -> None:
+    row_op = small_op(LSE, "dx = dlse * exp(x - lse)", outputs={"lse": "compute"})
+    assert row_op.saved == ()
+    assert reads(row_op, Role.UPSTREAM, Role.OUTPUT) == ["lse", "dlse"]
+
+
 def test_a_float32_row_output_is_reused_when_nothing_rounds_it() -> None:
     row_op = small_op(LSE, "dx = dlse * exp(x - lse)", outputs={"lse": "float32"}, dtypes=FLOATS)
     assert row_op.saved == ()

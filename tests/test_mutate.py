@@ -79,11 +79,12 @@ def changes(name: str, kind: str, function: str = "") -> list[str]:
         (
             "rmsnorm",
             "sum-is-mean factor-changed cast-missing online-not-rescaled first-chunk-guard "
-            "chunk-count guard-dropped",
+            "chunk-count guard-dropped random-elsewhere",
         ),
         (
             "layernorm",
-            "sum-is-mean factor-changed cast-missing online-not-rescaled first-chunk-guard",
+            "sum-is-mean factor-changed cast-missing online-not-rescaled first-chunk-guard "
+            "random-elsewhere",
         ),
         (
             "softmax",
@@ -91,7 +92,7 @@ def changes(name: str, kind: str, function: str = "") -> list[str]:
             "cast-missing absence-ignored presence-ignored chunk-count groups-overlap "
             "last-partial-left-out partials-misplaced groups-short no-group scratch-unbounded "
             "value-rounded guard-dropped gradient-misplaced frozen-computed wrong-need "
-            "tensor-overlooked empty-uninitialised dtype-of-other",
+            "tensor-overlooked empty-uninitialised dtype-of-other random-elsewhere",
         ),
     ],
 )
@@ -105,12 +106,20 @@ def test_the_kinds_that_no_shipped_op_has_are_found_elsewhere():
     assert changes("llama", "cast-missing", "resident") == [
         "(x * rstd).to(x_ptr.dtype.element_ty).to(COMPUTE) -> (x * rstd).to(COMPUTE)"
     ]
+    drawn = changes("dropout_rmsnorm", "random-elsewhere", "forward_resident")
+    assert [change.split(" -> ")[1] for change in drawn] == [
+        "tl.rand(seed, row, n_rounds=7)",
+        "tl.rand(seed, column, n_rounds=7)",
+        "tl.rand(0, row * n_columns + column, n_rounds=7)",
+    ]
     assert any(
         "2 * " in change and " 4 * " in change for change in changes("llama", "factor-changed")
     )
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, "add_rmsnorm", "cross_entropy", "quant_rmsnorm"])
+@pytest.mark.parametrize(
+    "name", [*SHIPPED, "add_rmsnorm", "cross_entropy", "dropout_rmsnorm", "quant_rmsnorm"]
+)
 def test_a_mutant_is_one_change_of_text_that_still_parses(name):
     op = op_text(name)
     texts = [mutant.text for mutant in mutants(name)]

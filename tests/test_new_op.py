@@ -28,6 +28,7 @@ ZOO = sorted((ROOT / "tests" / "zoo").glob("*.yaml"))
 DERIVED = (
     "add_rmsnorm",
     "cross_entropy",
+    "dropout_rmsnorm",
     "gated_rmsnorm",
     "log_softmax",
     "quant_rmsnorm",
@@ -151,7 +152,7 @@ def test_no_spec_can_take_a_name_that_its_functions_use(spec: Spec, folder: Path
     own = names_of(spec)
     for file in (f"{spec.op}/kernels.py", f"{spec.op}/op.py"):
         for function in ast.walk(ast.parse((folder / file).read_text(encoding="utf-8"))):
-            others = (f"{spec.op}_reference", *HELPERS)
+            others = (f"{spec.op}_reference", "random", "random_at", *HELPERS)
             if isinstance(function, ast.FunctionDef) and function.name not in others:
                 used = dict(names_in_function(function))
                 if own & {name for name, is_bound in used.items() if is_bound}:
@@ -186,7 +187,7 @@ def names_in_function(function: ast.FunctionDef) -> Iterator[tuple[str, bool]]:
                 yield name, id(node) not in passing
 
 
-@pytest.mark.parametrize("name", HELPERS)
+@pytest.mark.parametrize("name", [*HELPERS, "random", "random_at"])
 def test_helpers_have_names_that_no_spec_can_take(name: str) -> None:
     assert name_problem(name) is not None
 

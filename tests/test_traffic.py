@@ -27,7 +27,7 @@ from kgen.traffic import (
     traffic,
 )
 from kgen.view import kernels_view
-from small_op import ROOT, shipped
+from small_op import ROOT, shipped, small_op
 
 ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
 SIZES = sorted({max(1, 2**power + step) for power in range(19) for step in (-1, 0, 1)})
@@ -98,6 +98,15 @@ def test_groups_are_those_of_the_wrapper(
             assert found.partial_bytes <= max(64 * 2**20, 2 * columns * 4)
 
 
+@pytest.mark.parametrize(("dtype", "stored"), [("bfloat16", "float32"), ("float64", "float64")])
+def test_an_output_in_the_dtype_of_the_arithmetic(dtype: str, stored: str) -> None:
+    plan = plan_of("logsumexp")
+    found = traffic(plan, "forward", setting(plan, 32, 64, dtype))
+    assert [(m.name, m.dtype, m.bytes) for m in found.moves if m.is_write] == [
+        ("lse", stored, 32 * DTYPE_BYTES[stored])
+    ]
+
+
 @pytest.mark.parametrize("path", ALL_SPECS, ids=lambda path: path.stem)
 def test_every_walk_reads_what_its_loop_loads(path: Path) -> None:
     plan = schedule(lower(load(path)))
@@ -165,7 +174,9 @@ def test_a_long_row_is_read_again_and_passes_statistics_on() -> None:
     ("dtype", "compute", "size"), [("float16", "float32", 2), ("float64", "float64", 8)]
 )
 def test_dtypes_of_everything(dtype: str, compute: str, size: int) -> None:
-    plan = plan_of("logsumexp")
+    plan = schedule(
+        small_op("lse = log(sum(exp(x)))", "dx = dlse * exp(x - lse)", outputs={"lse": "float32"})
+    )
     found = traffic(plan, "forward", setting(plan, 8, 100, dtype))
     saved = (compute, 8 * DTYPE_BYTES[compute], True)
     assert {m.name: (m.dtype, m.bytes, m.is_write) for m in found.moves} == {

@@ -258,6 +258,16 @@ def _cast_missing(op: OpText) -> Iterator[Site]:
                 yield site(op.kernels, inner, op.kernels.atom(receiver(inner)), call)
 
 
+@kind("random-elsewhere", "rows or columns share their random numbers, or the seed takes no part")
+def _random_elsewhere(op: OpText) -> Iterator[Site]:
+    for function in op.launched:
+        for call in function.calls_of("tl.rand"):
+            seed, place = call.args
+            for part in ("row", "column"):
+                yield site(op.kernels, place, part, call)
+            yield site(op.kernels, seed, "0", call)
+
+
 @kind("absence-ignored", "an optional tensor is read although it was not given")
 def _absence_ignored(op: OpText) -> Iterator[Site]:
     for test in _guards_of_loads(op):

@@ -56,7 +56,10 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result. ``dtype`` is the name of the input whose dtype it has, or a dtype's own name."""
+    """A result. ``dtype`` is the name of the input whose dtype it has, a dtype's own, or "compute".
+
+    The last is the dtype of the arithmetic: float32, or float64 as soon as one input is.
+    """
 
     name: str
     dtype: str

@@ -59,7 +59,10 @@ def expect_dtypes(report: Report, call: Arguments, got: Result, *, contiguous: b
     """
     for output in report.op.outputs:
         like = call.tensors.get(output.dtype)
-        wanted = dtype_of(output.dtype) if like is None else like.dtype
+        if output.dtype == "compute":
+            wanted = call.compute
+        else:
+            wanted = dtype_of(output.dtype) if like is None else like.dtype
         found = got.outputs[output.name]
         report.expect(found.dtype == wanted, f"{output.name}: {found.dtype}, not {wanted}")
         dense = found.is_contiguous() or not contiguous

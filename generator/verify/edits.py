@@ -108,7 +108,9 @@ def _places(term: Term, rebuild: Rebuild) -> Iterator[tuple[Term, Rebuild]]:
     """Every term inside, innermost last, with what the whole becomes when it is replaced."""
     yield term, rebuild
     if isinstance(term, Op):
-        for index, argument in enumerate(term.arguments):
+        # Of a random number its seed alone: the rest is its place.
+        inside = term.arguments[:1] if term.op == "random" else term.arguments
+        for index, argument in enumerate(inside):
             yield from _places(argument, _replacing(term, index, rebuild))
 
 

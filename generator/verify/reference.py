@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional
 from kgen.errors import KgenError, Problem, Span
 from kgen.lower import RowOp
+from kgen.philox import random
 from kgen.spec import Kind
 from kgen.verify.samples import Sample
 from torch import Tensor
@@ -38,7 +39,7 @@ class Reference:
         self._file = f"<reference of {spec.path}>"
         text = f"def reference({names}):\n{body}"
         self._tree = ast.parse(text)
-        space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+        space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "random": random}
         exec(compile(text, self._file, "exec", dont_inherit=True), space)
         self._call = space["reference"]
 

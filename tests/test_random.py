@@ -1,0 +1,153 @@
+"""``random(seed)``: the same numbers in kernels, in PyTorch and in the formulas, to the bit."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from kgen.build import render_op
+from kgen.formulas import text
+from kgen.interpret import run
+from kgen.ir import RANDOM_ROUNDS, seeds_in
+from kgen.lower import lower
+from kgen.philox import random, random_at
+from kgen.schedule import schedule
+from kgen.view import kernels_view
+from small_op import shipped, small_op
+
+SEEDS = (0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -(2**63), 123456789012345)
+STARTS = (0, 2**31 - 100, 2**32 - 100, 2**40, 2**50 + 1)
+SEED = {"seed": "{type: int, default: 0}"}
+
+
+@triton.jit(do_not_specialize=["seed"])
+def draw(out_ptr, seed: tl.int64, start, N_ROUNDS: tl.constexpr, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    place = start + lane.to(tl.int64)
+    tl.store(out_ptr + lane, tl.rand(seed, place, n_rounds=N_ROUNDS))
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    if isinstance(draw, triton.JITFunction) and not torch.cuda.is_available():
+        pytest.skip("needs a GPU or TRITON_INTERPRET=1")
+    return "cuda" if isinstance(draw, triton.JITFunction) else "cpu"
+
+
+@pytest.fixture(scope="module")
+def op(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The wrapper of an op that draws random numbers."""
+    folder = tmp_path_factory.mktemp("random")
+    for path, source in render_op(shipped("dropout_rmsnorm").spec).items():
+        target = folder / "kgen_random" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        return importlib.import_module("kgen_random.dropout_rmsnorm.op")
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_triton_and_pytorch_draw_the_same(
+    seed: int, start: int, device: str, op: ModuleType
+) -> None:
+    drawn = torch.empty(256, device=device)
+    draw[(1,)](drawn, seed, start, N_ROUNDS=RANDOM_ROUNDS, BLOCK=256)
+    place = torch.arange(start, start + 256, device=device)
+    for function in (random_at, op.random_at):
+        assert torch.equal(function(seed, place), drawn)
+    assert drawn.min() >= 0 and drawn.max() < 1
+    assert len(drawn.unique()) > 250
+
+
+def test_the_published_numbers() -> None:
+    """The first word of philox4x32-7 for zeros, in the test vectors of Random123."""
+    word = torch.tensor([0x5F6FB709], dtype=torch.float32)
+    assert torch.equal(random_at(0, torch.tensor([0])), word * 4.6566127342e-10)
+
+
+def test_the_wrapper_carries_the_text_of_the_functions(op: ModuleType) -> None:
+    carried = f"{inspect.getsource(random)}\n\n{inspect.getsource(random_at)}"
+    assert f"\n\n\n{carried}\n\n" in Path(inspect.getfile(op)).read_text(encoding="utf-8")
+    assert f"n_rounds={RANDOM_ROUNDS})``" in (random_at.__doc__ or "")
+    assert f"range({RANDOM_ROUNDS})" in inspect.getsource(random_at)
+
+
+def test_the_formulas_draw_what_the_reference_draws() -> None:
+    program = small_op("y = x + random(seed + 1)", params=SEED).forward
+    x = torch.zeros(3, 5, dtype=torch.float64)
+    for seed in (0, 2**40, -7):
+        found = run(program, {"x": x, "seed": seed})["y"]
+        assert torch.equal(found, random(seed + 1, x))
+        assert torch.equal(found, random(seed + 1, x.view(3, 1, 5)).view(3, 5))
+        assert found.float().equal(random(seed + 1, x.float()))
+        assert random(seed + 1, x.bfloat16()).dtype is torch.float32
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_kernel_draws_what_the_reference_draws(seed: int, op: ModuleType, device: str) -> None:
+    x = torch.randn(5, 130, device=device, dtype=torch.float64)
+    found = op.dropout_rmsnorm(x, seed=seed, rate=0.5)
+    expected = op.dropout_rmsnorm_reference(x, seed=seed, rate=0.5)
+    assert torch.equal(found == 0, expected == 0)
+    torch.testing.assert_close(found, expected)
+    share = (found == 0).double().mean().item()
+    assert 0.4 < share < 0.6
+
+
+def test_a_seed_is_64_bits_wide_and_run_time() -> None:
+    row_op = small_op(
+        "other = seed + step\ny = x * random(other) + count",
+        params=SEED | {"step": "{type: int, default: 1}", "count": "{type: int, default: 1}"},
+    )
+    assert seeds_in(row_op.forward) == {"other", "seed", "step"}
+    for kernel in kernels_view(schedule(row_op)).kernels:
+        lines = kernel.parameters.split("\n")
+        assert {"seed: tl.int64,", "step: tl.int64,", "count,"} <= set(lines)
+        assert all(f'"{name}"' in kernel.unspecialized for name in ("seed", "step", "count"))
+
+
+def derived(forward: str) -> dict[str, str]:
+    op = small_op(forward, "dx = dy", params=SEED)
+    spec = replace(op.spec, backward="derive")
+    backward = lower(spec).backward
+    assert backward is not None
+    return {d.name: text(d.term) for d in backward.definitions}
+
+
+@pytest.mark.parametrize(
+    ("forward", "gradient"),
+    [
+        ("y = x * random(seed)", "dy * random(seed)"),
+        ("y = x * (random(seed) - random(seed)) + x", "dy"),
+        ("y = where(random(seed) < 0.5, x, 0)", "where(random(seed) < 0.5, dy, 0)"),
+        ("y = x + random(seed)", "dy"),
+    ],
+)
+def test_a_random_number_equals_itself_and_has_no_gradient(forward: str, gradient: str) -> None:
+    assert derived(forward)["dx"] == gradient
+
+
+def test_other_seeds_give_other_numbers() -> None:
+    found = derived("y = x * (random(seed) - random(seed + 1))")
+    assert "random(seed)" in found["dx"] and "random(seed + 1)" in found["dx"]
+
+
+def test_padding_lanes_do_not_count() -> None:
+    row_op = small_op("y = x - mean(random(seed))", params=SEED)
+    first, _ = kernels_view(schedule(row_op)).kernels
+    drawn = "tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE)"
+    assert f"row_mean(tl.where(in_columns, {drawn}, 0.0), n_columns)" in first.body.top
+
+
+def test_an_op_without_random_numbers_carries_none() -> None:
+    files = render_op(shipped("rmsnorm").spec)
+    assert not any("random" in source for source in files.values())
