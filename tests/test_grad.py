@@ -54,9 +54,9 @@ TEXTBOOK = {
 
 
 def spec(name: str) -> Spec:
-    """A spec that is shipped, or one of the zoo."""
-    shipped = ROOT / "specs" / f"{name}.yaml"
-    return load(shipped if shipped.exists() else ROOT / "tests" / "zoo" / f"{name}.yaml")
+    """A spec of the zoo, or else one that is shipped."""
+    path = ROOT / "tests" / "zoo" / f"{name}.yaml"
+    return load(path if path.exists() else ROOT / "specs" / f"{name}.yaml")
 
 
 def derived(name: str) -> RowOp:

@@ -46,11 +46,11 @@ reference: |
 
 @functools.cache
 def op_text(name: str) -> OpText:
-    """The generated text of a shipped spec, one of the zoo, or the one above."""
+    """The generated text of a spec of the zoo, a shipped one, or the one above."""
     if name == "llama":
         spec = load_text(LLAMA, "specs/llama.yaml")
     else:
-        places = (ROOT / "specs", ROOT / "tests/zoo")
+        places = (ROOT / "tests/zoo", ROOT / "specs")
         spec = load(next(p for folder in places if (p := folder / f"{name}.yaml").exists()))
     files = build.render_op(spec)
     return OpText(spec.op, {path.rpartition("/")[2]: text for path, text in files.items()})

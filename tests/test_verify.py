@@ -30,8 +30,8 @@ GOLDENS = ROOT / "tests" / "verify"
 
 
 def good_text(op: str) -> str:
-    path = ROOT / "specs" / f"{op}.yaml"
-    path = path if path.exists() else ROOT / "tests" / "zoo" / f"{op}.yaml"
+    path = ROOT / "tests" / "zoo" / f"{op}.yaml"
+    path = path if path.exists() else ROOT / "specs" / f"{op}.yaml"
     return path.read_text(encoding="utf-8")
 
 
