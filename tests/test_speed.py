@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = '''
+PROGRAM = """
 import pickle, sys
 import numpy, torch, triton
 import triton.language as tl
@@ -61,7 +61,7 @@ first, second = everything(), everything()
 restored = all(a is b for a, b in zip(before, names(), strict=True))
 print([slow == first, slow == second, restored])
 print([result if isinstance(result, str) else len(result) for result in slow])
-'''
+"""
 
 
 @pytest.fixture(scope="module")
