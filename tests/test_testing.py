@@ -496,7 +496,7 @@ def test_a_gradient_that_is_made_for_nothing():
     text = failure(lambda: testing.check_memory(op, ("x",), "shipped"))
     assert text == (
         "fake, memory for gradients of ('x',), float16 shipped:\n"
-        "backward allocated 6020 bytes; 3010 for gradients, 0 for sums and 160 for values of rows "
+        "backward allocated 2412 bytes; 1206 for gradients, 0 for sums and 96 for values of rows "
         "would do"
     )
 
@@ -775,8 +775,27 @@ def test_lowered_boundaries_are_put_back():
     assert op.module.FORWARD_RESIDENT_WORDS == 32768
 
 
+def test_cases_in_turn():
+    assert testing.in_turn("ab", (1, 2, 3, 4), 2) == [("a", 1), ("a", 3), ("b", 2), ("b", 4)]
+    assert testing.in_turn("ab", (1, 2, 3), 2) == [("a", 1), ("a", 2), ("b", 2), ("b", 3)]
+    assert testing.in_turn("ab", (1,), 2) == [("a", 1), ("b", 1)]
+
+
+def test_cases_by_pairs():
+    found = testing.by_pairs("abc", "xy", (1, 2))
+    assert found == [
+        *(("a", "x", 1), ("a", "y", 2)),
+        *(("b", "x", 2), ("b", "y", 1)),
+        *(("c", "x", 1), ("c", "y", 2)),
+    ]
+    assert testing.by_pairs("a", "xy", (1,)) == [("a", "x", 1), ("a", "y", 1)]
+
+
 def test_subsets_and_mixtures():
     assert testing.subsets(("a", "b")) == [(), ("a",), ("b",), ("a", "b")]
+    assert len(testing.subsets("abc")) == 8
+    four = testing.subsets("abcd", smallest=1)
+    assert [len(chosen) for chosen in four] == [1, 1, 1, 1, 3, 3, 3, 3, 4]
     assert testing.mixtures(fake()) == [{"weight": "float32"}, {"weight": "float64"}]
     both = {"scale": "float32", "bias": "float32"}
     assert testing.mixtures(loss_op()) == [

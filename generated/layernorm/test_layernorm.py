@@ -29,32 +29,35 @@ testing.require_device(OP)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 # (..., N): no rows and one, N at powers of two and around them, ranks 1 to 4.
-NARROW = ((1, 1), (17, 1), (2, 3), (128, 33), (17, 65), (5, 127), (2, 128), (3, 129), (2, 255))
+NARROW = ((1, 1), (17, 1), (2, 3), (17, 65), (5, 127), (2, 128), (3, 129), (2, 255), (2, 3, 65))
+HEADS = ((2, 3, 4, 64), (1, 2, 3, 128))
 WIDE = ((3, 256), (17, 257), (1, 511), (2, 513), (2, 768), (2, 1000), (1, 4097))
-OTHER = ((0, 257), (257,), (2, 3, 65), (2, 1, 3, 129))
+OTHER = ((0, 257), (128, 33), (257,), (2, 1, 3, 129))
 # On both sides of boundaries between schedules and chunks that are lowered to some 100 columns.
-AROUND = ((128, 33), (17, 65), (2, 127), (2, 128), (3, 129), (3, 256), (2, 257), (2, 513))
+AROUND = ((37, 33), (17, 65), (2, 127), (2, 128), (3, 129), (3, 256), (2, 257), (2, 513))
 
 PATHS = ("shipped", "lowered")
-RUNS = [(shape, "shipped") for shape in NARROW + WIDE + OTHER]
-RUNS += [(shape, "lowered") for shape in AROUND]
+# Short rows in every dtype, the others in two of them in turn.
+RUNS = [(dtype, shape, "shipped") for shape in NARROW + HEADS for dtype in DTYPES]
+RUNS += [(dtype, shape, "shipped") for shape, dtype in testing.in_turn(WIDE + OTHER, DTYPES, 2)]
+RUNS += [(dtype, shape, "lowered") for shape, dtype in testing.in_turn(AROUND, DTYPES, 2)]
 
 
-@pytest.mark.parametrize(("shape", "path"), RUNS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "shape", "path"), RUNS, ids=str)
 def test_forward(dtype, shape, path):
     testing.check_forward(OP, shape, dtype, path)
 
 
-@pytest.mark.parametrize(("shape", "path"), RUNS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "shape", "path"), RUNS, ids=str)
 def test_gradients(dtype, shape, path):
     testing.check_gradients(OP, shape, dtype, path)
 
 
-@pytest.mark.parametrize("given", ((), ("weight", "bias")), ids=str)
-@pytest.mark.parametrize("n_columns", (1, 3, 5))
-@pytest.mark.parametrize("path", ("shipped", "tiny"))
+@pytest.mark.parametrize(
+    ("path", "n_columns", "given"),
+    testing.by_pairs(("shipped", "tiny"), (1, 3, 5), ((), ("weight", "bias"))),
+    ids=str,
+)
 def test_gradcheck_of_the_kernels(path, n_columns, given):
     testing.check_gradcheck(OP, n_columns, given, path)
 
@@ -65,22 +68,29 @@ def test_gradients_of_some_inputs(wanted, path):
     testing.check_wanted(OP, wanted, path)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("given", testing.subsets(OP.optional), ids=str)
-def test_optional_inputs(given, path):
-    testing.check_optional(OP, given, path)
+@pytest.mark.parametrize(
+    ("given", "path", "dtype"),
+    testing.by_pairs(testing.subsets(OP.optional), PATHS, (OP.usual, DTYPES[-1])),
+    ids=str,
+)
+def test_optional_inputs(given, path, dtype):
+    testing.check_optional(OP, given, path, dtype)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtypes", testing.mixtures(OP), ids=str)
-def test_mixed_dtypes(dtypes, path):
-    testing.check_mixed(OP, dtypes, path)
+@pytest.mark.parametrize(
+    ("dtypes", "path", "dtype"),
+    testing.by_pairs(testing.mixtures(OP), PATHS, DTYPES[:2]),
+    ids=str,
+)
+def test_mixed_dtypes(dtypes, path, dtype):
+    testing.check_mixed(OP, dtypes, path, dtype)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", ("float16", "float32"))
-@pytest.mark.parametrize("special", testing.SPECIAL_ROWS)
-def test_special_row(special, dtype, path):
+@pytest.mark.parametrize(
+    ("special", "path", "dtype"),
+    testing.by_pairs(testing.SPECIAL_ROWS, PATHS, ("float16", "float32")),
+)
+def test_special_row(special, path, dtype):
     testing.check_special(OP, special, dtype, path)
 
 
@@ -145,10 +155,13 @@ def test_grad_mode():
     testing.check_grad_mode(OP)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("wanted", testing.subsets(OP.gradients, smallest=1), ids=str)
-def test_memory_of_backward(wanted, path):
-    testing.check_memory(OP, wanted, path)
+@pytest.mark.parametrize(
+    ("wanted", "path", "dtype"),
+    testing.by_pairs(testing.subsets(OP.gradients, smallest=1), PATHS, (DTYPES[0], OP.usual)),
+    ids=str,
+)
+def test_memory_of_backward(wanted, path, dtype):
+    testing.check_memory(OP, wanted, path, dtype)
 
 
 def test_arguments_changed_before_backward():

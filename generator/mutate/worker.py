@@ -130,8 +130,6 @@ def _warm_up() -> None:
 
     torch.set_num_threads(1)
     interpreter.repair()
-    with interpreter.watched():
-        pass  # PyTorch imports its compiler here
 
 
 def _run(task: Task, pipe: Any) -> None:

@@ -20,6 +20,7 @@ from kgen.testing.accuracy import (
     check_special,
     check_worked,
 )
+from kgen.testing.cases import by_pairs, in_turn
 from kgen.testing.contract import Refusal, refusals
 from kgen.testing.description import Case, Input, Op, Output, Param, Tolerance
 from kgen.testing.exactness import (
@@ -73,6 +74,7 @@ __all__ = [
     "Refusal",
     "Report",
     "Tolerance",
+    "by_pairs",
     "check_at_the_limit",
     "check_bits",
     "check_changed",
@@ -107,6 +109,7 @@ __all__ = [
     "check_wanted",
     "check_way_out",
     "check_worked",
+    "in_turn",
     "mixtures",
     "refusals",
     "require_device",

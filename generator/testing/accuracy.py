@@ -68,28 +68,30 @@ def check_gradients(
         report.results(got, reference(op, call, like=got))
 
 
-def check_optional(op: Op, given: tuple[str, ...], path: str) -> None:
-    """Outputs and gradients with only these of the optional inputs."""
-    for dtype in dict.fromkeys((op.usual, op.dtypes[-1])):
-        call = arguments(op, LONG, dtype, given=given)
-        case = f"given {given or 'none'}, {dtype} {path}"
-        with Report(op, LONG, case) as report, paths.on_path(op, path):
-            report.results(forward(op, call), reference(op, call))
-            if op.gradients:
-                got = backward(op, call)
-                report.results(got, reference(op, call, like=got))
-                expect_column_sums(report, got)
-
-
-def check_mixed(op: Op, dtypes: Mapping[str, str], path: str) -> None:
-    """Inputs of different dtypes: arithmetic in the widest, each result in its own."""
-    for dtype in op.dtypes[:2]:
+def check_optional(op: Op, given: tuple[str, ...], path: str, dtype: str | None = None) -> None:
+    """Outputs and gradients with only these of the optional inputs; ``op.usual`` unless told."""
+    call = arguments(op, LONG, dtype or op.usual, given=given)
+    case = f"given {given or 'none'}, {dtype or op.usual} {path}"
+    with Report(op, LONG, case) as report, paths.on_path(op, path):
+        report.results(forward(op, call), reference(op, call))
         if op.gradients:
-            check_gradients(op, LONG, dtype, path, dtypes=dtypes)
-        else:
-            call = arguments(op, LONG, dtype, dtypes=dtypes)
-            with Report(op, LONG, f"{dtype} with {dtypes}") as report, paths.on_path(op, path):
-                report.results(forward(op, call), reference(op, call))
+            got = backward(op, call)
+            report.results(got, reference(op, call, like=got))
+            expect_column_sums(report, got)
+
+
+def check_mixed(op: Op, dtypes: Mapping[str, str], path: str, dtype: str | None = None) -> None:
+    """Inputs of different dtypes: arithmetic in the widest, each result in its own.
+
+    ``dtype`` is that of the other inputs: the first that the op takes unless told.
+    """
+    dtype = dtype or op.dtypes[0]
+    if op.gradients:
+        check_gradients(op, LONG, dtype, path, dtypes=dtypes)
+    else:
+        call = arguments(op, LONG, dtype, dtypes=dtypes)
+        with Report(op, LONG, f"{dtype} with {dtypes}") as report, paths.on_path(op, path):
+            report.results(forward(op, call), reference(op, call))
     floats = [entry.name for entry in op.inputs if entry.element == "float"]
     others = [name for name in floats if name != op.matrix.name]
     if len(dtypes) < len(others) and "float64" in dtypes.values():

@@ -7,8 +7,7 @@ kernels are interpreted. What it changes in ``triton.runtime.interpreter``:
   what lies there or ruining the heap;
 - ``tl.reduce`` with the combine functions ``nan_maximum`` and ``nan_minimum`` that kgen generates
   runs in numpy instead of element by element;
-- every launch, and every call of one kernel function by another, looks through the whole of
-  ``triton.language`` for what it must replace: the names are looked up once;
+- what it works out again for every operation and every launch is kept: ``kgen.testing.speed``;
 - float32 and float64 round to bfloat16 and to the 8-bit floats as the hardware does, to the
   nearest even, instead of being cut off (or, from float64, garbled).
 """
@@ -24,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 from kgen.testing.description import Op
+from kgen.testing.speed import speed_up
 
 _NO_DEVICE = (
     "no way to run {name}'s kernels here: set TRITON_INTERPRET=1 before triton is imported, "
@@ -47,17 +47,17 @@ def watched() -> Iterator[None]:
     """
     import numpy
 
-    before = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    before = torch.get_deterministic_debug_mode()
     memory: Any = torch.utils.deterministic
     fill = memory.fill_uninitialized_memory
     try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Not use_deterministic_algorithms, which takes seconds to import PyTorch's compiler.
+        torch.set_deterministic_debug_mode("warn")
         memory.fill_uninitialized_memory = True
         with numpy.errstate(all="ignore"):
             yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(before)
         memory.fill_uninitialized_memory = fill
 
 
@@ -67,7 +67,7 @@ def repair() -> None:
     from triton.runtime import interpreter
 
     _watch_bounds(interpreter)
-    _repair_speed(interpreter)
+    speed_up(interpreter)
     _repair_reduce(interpreter)
     _repair_rounding(interpreter)
 
@@ -116,22 +116,6 @@ def _check_bounds(what: str, addresses: Any, extents: list[tuple[int, int]]) -> 
     outside = int((inside == 0).sum())
     if outside:
         raise IndexError(f"{what} of {outside} elements outside of every tensor")
-
-
-def _repair_speed(interpreter: Any) -> None:
-    import triton.language as tl
-
-    @functools.cache
-    def builtins(package: Any) -> list[str]:
-        return [name for name in dir(package) if tl.core.is_builtin(getattr(package, name, None))]
-
-    def patch_builtin(package: Any, builder: Any, *scope: Any) -> None:
-        for name in builtins(package):
-            member = getattr(package, name)
-            if tl.core.is_builtin(member):  # else replaced already, by the launch around this call
-                interpreter._patch_attr(package, name, member, builder, *scope)
-
-    interpreter._patch_builtin = patch_builtin
 
 
 def _repair_reduce(interpreter: Any) -> None:

@@ -16,7 +16,7 @@ Tensors = dict[str, torch.Tensor | None]
 PER_ROW_KINDS = ("matrix", "per_row", "per_place")
 """Kinds with something for every row of a matrix of rank 2."""
 
-LONG: Shape = (5, 301)  # no power of two, and several chunks on the lowered path
+LONG: Shape = (3, 201)  # no power of two, and several chunks on the lowered path
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,13 @@ def upstream(op: Op, outputs: Mapping[str, torch.Tensor], integers: bool = False
 
 
 def subsets(names: Collection[str], smallest: int = 0) -> list[tuple[str, ...]]:
-    """Every selection of the names, from the smallest number of them to all."""
-    sizes = range(smallest, len(names) + 1)
+    """Selections of the names: none, one, all but one and all, at least the smallest number.
+
+    That is every selection of up to three names, and of more every pair of them with both, either
+    and none chosen.
+    """
+    most = len(names)
+    sizes = [size for size in range(smallest, most + 1) if size <= 1 or size >= most - 1]
     return [chosen for size in sizes for chosen in combinations(names, size)]
 
 
