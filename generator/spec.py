@@ -196,6 +196,7 @@ _GENERATED = """
     backward_plan clamp_int double_backward_plan forward_ctx forward_plan mark_dirty
     mark_non_differentiable must needs_input_grad save_for_backward saved_tensors
     set_materialize_grads takes
+    rescale_exp_sum rescale_open_sum
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
 """Names that generated code or the language of formulas uses itself."""
