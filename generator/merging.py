@@ -1,4 +1,10 @@
-"""Dependent reductions that one walk over the row can do together: which they are, and how."""
+"""Dependent reductions that one walk over the row can do together: which they are, and how.
+
+A sum of exponentials less the row's maximum is rescaled whenever the maximum grows. It comes out
+as if the maximum had been known before, but for three rows: one with NaN of which a condition
+leaves every term out gives NaN, not 0; where a guard takes 0 in place of inf, terms far below a
+finite value that is left out may count as 0; weights near the largest float may overflow early.
+"""
 
 from __future__ import annotations
 
