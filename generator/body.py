@@ -18,9 +18,10 @@ from kgen.ir import (
     Variable,
     names_in,
 )
+from kgen.merging import Guard, Merge, MergeKind, Online, OnlineSum
 from kgen.padding import NEUTRAL, Padding, choose_padding
 from kgen.peel import Peeled, peel
-from kgen.schedule import Form, Kernel, Merge, MergeKind, Walk, served
+from kgen.schedule import Form, Kernel, Walk, served
 from kgen.spec import Element, Kind, Spec
 
 _COMMENT = 88
@@ -102,6 +103,8 @@ def _walk_text(writer: _Writer, walk_: Walk) -> WalkText:
     writer.forget_chunk()
     for merge in walk_.merges:
         writer.start_merge(merge)
+    for online in walk_.online:
+        writer.start_online(online)
     for reduction in walk_.reductions:
         writer.start_reduction(reduction)
     before = writer.take()
@@ -112,12 +115,16 @@ def _walk_text(writer: _Writer, walk_: Walk) -> WalkText:
     writer.store_row_values(walk_)
     for merge in walk_.merges:
         writer.step_merge(merge)
+    for online in walk_.online:
+        writer.step_online(online)
     for reduction in walk_.reductions:
         writer.step_reduction(reduction)
     inside = writer.take()
 
     for merge in walk_.merges:
         writer.end_merge(merge)
+    for online in walk_.online:
+        writer.end_online(online)
     for reduction in walk_.reductions:
         writer.end_reduction(reduction)
     for definition in walk_.after:
@@ -206,11 +213,8 @@ class _Writer:
 
     def load_for(self, walk_: Walk) -> None:
         """Load the matrices that a walk uses."""
-        used = {name for d in walk_.definitions for name in names_in(d.term)}
-        used |= {name for d in walk_.reductions for name in names_in(d.term)}
-        used |= {name for m in walk_.merges for name in names_in(m.values)}
         for variable in self.program.variables:
-            if variable.name in used and variable.type.kind is Kind.MATRIX:
+            if variable.name in walk_.names and variable.type.kind is Kind.MATRIX:
                 self._load(variable)
 
     def _load(self, variable: Variable) -> None:
@@ -462,13 +466,74 @@ class _Writer:
     def end_merge(self, merge: Merge) -> None:
         """What the running values still lack after the last chunk."""
         statistic, total = merge.statistic.name, merge.total.name
-        if merge.kind is MergeKind.EXP_SUM:
-            self.line(f"# exp({statistic} - {statistic}) is NaN in a row of -inf alone.")
-            self.line(f'{total} = tl.where({statistic} == float("-inf"), float("nan"), {total})')
+        if merge.kind is MergeKind.EXP_SUM and merge.guard is Guard.NONE:
+            self._spoil(statistic, [total])
+        elif merge.kind is MergeKind.EXP_SUM and merge.guard is Guard.BOTH:
+            self.line("# The merge has taken inf from inf, which is NaN, where the guard takes 0.")
+            is_inf = f'{statistic} == float("inf")'
+            self.line(f'{total} = tl.where({is_inf}, float("inf"), {total})')
         if _op(merge.total) == "mean":
             self.line(f"{total} = {total} / n_columns")
         self._store_row_value(merge.statistic)
         self._store_row_value(merge.total)
+
+    def _spoil(self, maximum: str, totals: list[str]) -> None:
+        """Make NaN of sums of exponentials that no guard keeps from a maximum of -inf."""
+        self.line(f"# exp({maximum} - {maximum}) is NaN in a row of -inf alone.")
+        for name in totals:
+            self.line(f'{name} = tl.where({maximum} == float("-inf"), float("nan"), {name})')
+
+    def start_online(self, online: Online) -> None:
+        """The running maximum and its sums."""
+        self.line(f'{online.so_far} = tl.full((ROWS, 1), float("-inf"), COMPUTE)')
+        for each in online.sums:
+            self.line(f"{each.total.name} = tl.zeros((ROWS, 1), COMPUTE)")
+
+    def step_online(self, online: Online) -> None:
+        """Add a chunk: the formulas below the maximum take the maximum so far."""
+        self._load_columns(names_in(online.values))
+        maximum, so_far = online.maximum.name, online.so_far
+        if online.maximum.text:
+            self.lines.extend(_comment(online.maximum.text))
+        self.line(f"{online.before} = {so_far}")
+        join, chunk = self.emitter.use("nan_maximum"), self.emitter.reduction("max", online.values)
+        self.line(f"{so_far} = {join}({so_far}, {chunk})")
+        if online.is_shifted:
+            self.line("# While all is -inf, shift by 0: exp(-inf) adds nothing.")
+            self.line(f'{maximum} = tl.where({so_far} == float("-inf"), 0.0, {so_far})')
+        for definition in (*online.guards, *online.definitions):
+            self.statement(definition, stores=())
+        for each in online.sums:
+            self._step_sum(online, each)
+
+    def _step_sum(self, online: Online, each: OnlineSum) -> None:
+        assert isinstance(each.total.term, Op)
+        total, operand = each.total.name, each.total.term.arguments[0]
+        self._load_columns(names_in(operand))
+        if each.total.text:
+            self.gap()
+            self.lines.extend(_comment(each.total.text))
+        chunk = self.emitter.reduction("sum", operand)
+        if each.guard is Guard.NONE and not online.is_shifted:
+            helper, scales = "rescale_open_sum", f"{online.before}, {each.center}"
+        else:
+            helper, scales = "rescale_exp_sum", f"{online.before}, {online.so_far}, {each.center}"
+        self.line(f"{total} = {self.emitter.use(helper)}({total}, {scales})")
+        self.line(f"{total} += {chunk}")
+
+    def end_online(self, online: Online) -> None:
+        """What the running values still lack after the last chunk."""
+        if online.is_shifted:
+            maximum = online.maximum.name
+            self.line(f"{maximum} = {online.so_far}")
+            unguarded = [s.total.name for s in online.sums if s.guard is Guard.NONE]
+            self._spoil(maximum, unguarded)
+        for each in online.sums:
+            if _op(each.total) == "mean":
+                self.line(f"{each.total.name} = {each.total.name} / n_columns")
+        self._store_row_value(online.maximum)
+        for each in online.sums:
+            self._store_row_value(each.total)
 
     def _store_row_value(self, definition: Define) -> None:
         for result in self.program.results:

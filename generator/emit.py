@@ -350,6 +350,19 @@ def merge_exp_sum(maximum, total, values):
     shift = tl.where(merged == float("-inf"), 0.0, merged)
     total = total * tl.exp(maximum - shift) + row_sum(tl.exp(values - shift))
     return merged, total''',
+    "rescale_exp_sum": '''@triton.jit
+def rescale_exp_sum(total, before, maximum, shift):
+    """A row's sum of exp(. - before) as one of exp(. - shift), where a guard keeps shift finite."""
+    scaled = total * tl.exp(before - shift)
+    # Where an infinite maximum stays there is nothing to scale; 0 times an overflow stays 0.
+    is_kept = (before == maximum) | ((total == 0.0) & (maximum == float("inf")))
+    return tl.where(is_kept, total, scaled)''',
+    "rescale_open_sum": '''@triton.jit
+def rescale_open_sum(total, before, maximum):
+    """A row's sum of exp(. - before) as one of exp(. - maximum)."""
+    # exp(-inf - before) was NaN while all was -inf, and is 0 after.
+    scaled = tl.where(before == float("-inf"), 0.0, total * tl.exp(before - maximum))
+    return tl.where(before == maximum, total, scaled)''',
     "merge_moments": '''@triton.jit
 def merge_moments(mean, squares, values, in_columns, start, n_columns, BLOCK: tl.constexpr):
     """Adds a chunk to a row's running mean and sum((values - mean) ** 2)."""

@@ -66,7 +66,7 @@ def _hoist_inside(
         if outermost or not is_reduction(rebuilt):
             return rebuilt
         if rebuilt not in hoisted:
-            name = _fresh(f"{term.op}_{describe(arguments[0]) or definition.name}", taken)
+            name = fresh(f"{term.op}_{describe(arguments[0]) or definition.name}", taken)
             hoisted[rebuilt] = name
             before.append(Define(name, rebuilt, None, term.at))
         return Ref(hoisted[rebuilt], term.type, term.at)
@@ -118,7 +118,7 @@ def hoist_rows(program: Program) -> Program:
             return term
         if term.type.kind is Kind.PER_ROW and term.op not in _NO_WORK:
             if term not in names:
-                name = _fresh(describe(term) or f"{holder.name}_row", taken)
+                name = fresh(describe(term) or f"{holder.name}_row", taken)
                 names[term] = Ref(name, term.type, term.at)
                 definitions.append(Define(name, term, None, term.at))
             return names[term]
@@ -157,7 +157,7 @@ def share_rows(
             formulas = [tuple(d for d in ds if d.name != name) for ds in formulas]
             program = _extracted(program, term, name)
         else:
-            name = _fresh(_row_name(program, term), taken)
+            name = fresh(_row_name(program, term), taken)
             program = _extracted(program, term, name)
         values: dict[Term, Term] = {term: Ref(name, term.type, term.at)}
         formulas = [tuple(_with(d, values) for d in definitions) for definitions in formulas]
@@ -248,7 +248,8 @@ def replace_terms(term: Term, values: Mapping[Term, Term]) -> Term:
     return term
 
 
-def _fresh(name: str, taken: set[str]) -> str:
+def fresh(name: str, taken: set[str]) -> str:
+    """The name, or one like it that is not taken; it is taken then."""
     candidate, count = name, 1
     while candidate in taken:
         count += 1

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from kgen.ir import (
     Define,
-    Literal,
-    Op,
     Program,
-    Ref,
     Result,
     Role,
     Term,
@@ -22,7 +20,8 @@ from kgen.ir import (
     verify,
 )
 from kgen.lower import RowOp
-from kgen.rewrite import hoist, hoist_rows, inline, retyped
+from kgen.merging import Guard, Merge, Online, OnlineSum, find_merges, known_after
+from kgen.rewrite import fresh, hoist, hoist_rows, retyped
 from kgen.spec import BATCHED_KINDS, Element, Kind, Spec, gradient_name
 
 
@@ -35,23 +34,6 @@ class Form(Enum):
     SPLIT_COLUMNS = "split_columns"  # tiles of columns, each program walks a group of rows
 
 
-class MergeKind(Enum):
-    """Two dependent reductions that one walk can do together."""
-
-    EXP_SUM = "exp_sum"  # max(v) and sum(exp(v - max)), rescaled as the maximum grows
-    MOMENTS = "moments"  # mean(v) and the sum of (v - mean) ** 2, after Chan, Golub and LeVeque
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """``total`` is brought up to date beside ``statistic``; both reduce ``values``."""
-
-    kind: MergeKind
-    statistic: Define
-    total: Define
-    values: Term
-
-
 @dataclass(frozen=True, slots=True)
 class Walk:
     """One pass over the columns, and the per_row values that are ready after it."""
@@ -59,8 +41,18 @@ class Walk:
     definitions: tuple[Define, ...]
     reductions: tuple[Define, ...]
     merges: tuple[Merge, ...]
+    online: tuple[Online, ...]
     stores: tuple[Result, ...]
     after: tuple[Define, ...]
+
+    @property
+    def names(self) -> set[str]:
+        """The names whose values the walk takes."""
+        definitions = [*self.definitions, *self.reductions]
+        for each in self.online:
+            definitions += [*each.definitions, each.maximum, *(s.total for s in each.sums)]
+        terms = [d.term for d in definitions] + [m.values for m in self.merges]
+        return {name for term in terms for name in names_in(term)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +227,7 @@ def _only_served(rows: Program, columns: Program, statistics: tuple[str, ...]) -
 def _split(program: Program) -> tuple[Program, Program, tuple[str, ...]]:
     """The program of the row statistics, and the one that uses them tile of columns by tile."""
     program = hoist(program)
-    levels = _levels(program, ())
+    levels = known_after(program, {})
     results = [r for r in program.results if r.kind is not Kind.PER_ROW]
     wide = needed(Program(program.variables, program.definitions, tuple(results)))
     made = {r.name for r in results}
@@ -271,9 +263,10 @@ def _is_statistic(definition: Define, levels: dict[str, int]) -> bool:
 def streaming(name: str, program: Program) -> Kernel:
     """The kernel that walks rows in chunks: as few walks as the reductions' order allows."""
     program = hoist_rows(hoist(program))
-    merges = _merges(program)
-    levels = _levels(program, merges)
-    merged = {d.name for m in merges for d in (m.statistic, m.total)}
+    merging = find_merges(program)
+    levels = known_after(program, merging.beside)
+    merged = {*merging.beside, *merging.beside.values()}
+    together = _together(program, merging.online, levels)
     wide = [r for r in program.results if r.kind is Kind.MATRIX]
     last = max(
         [levels[d.name] for d in program.definitions if is_reduction(d.term)]
@@ -287,19 +280,54 @@ def streaming(name: str, program: Program) -> Kernel:
             for d in program.definitions
             if is_reduction(d.term) and levels[d.name] == number and d.name not in merged
         )
-        joined = tuple(m for m in merges if levels[m.total.name] == number)
+        joined = tuple(m for m in merging.merges if levels[m.total.name] == number)
+        online = tuple(o for o in together if levels[o.maximum.name] == number)
         stores = tuple(r for r in wide if levels.get(r.name, 0) + 1 == number)
         roots = [d.term for d in reductions] + [m.values for m in joined]
+        for each in online:
+            roots += [d.term for d in (each.maximum, *(s.total for s in each.sums))]
+        definitions = _elementwise(program, roots, stores)
         walks.append(
             Walk(
-                _elementwise(program, roots, stores),
+                tuple(d for d in definitions if levels[d.name] < number),
                 reductions,
                 joined,
+                online,
                 stores,
                 _row_values(program, levels, number),
             )
         )
     return Kernel(name, Form.STREAMING, program, _row_values(program, levels, 0), tuple(walks))
+
+
+def _together(
+    program: Program, groups: Iterable[tuple[OnlineSum, ...]], levels: dict[str, int]
+) -> list[Online]:
+    """Each maximum with its sums, and what between them depends on the maximum so far."""
+    taken = {v.name for v in program.variables} | {d.name for d in program.definitions}
+    found = []
+    for sums in groups:
+        maximum = sums[0].maximum
+        definitions = _elementwise(program, [each.total.term for each in sums], ())
+        late = tuple(d for d in definitions if levels[d.name] == levels[maximum.name])
+        # A weight that is not finite has to spoil its sum beside exp(-inf - m) too, which is 0.
+        is_shifted = any(each.is_weighted and each.guard is Guard.NONE for each in sums)
+        before = fresh(f"{maximum.name}_before", taken)
+        so_far = fresh(f"{maximum.name}_so_far", taken) if is_shifted else maximum.name
+        found.append(Online(maximum, sums, _guards(program, sums), late, before, so_far))
+    return found
+
+
+def _guards(program: Program, sums: tuple[OnlineSum, ...]) -> tuple[Define, ...]:
+    """The row values between a maximum and what the sums take from their values."""
+    maximum = sums[0].maximum.name
+    wanted = {each.center for each in sums} - {maximum}
+    found: list[Define] = []
+    for definition in reversed(program.definitions):
+        if definition.name in wanted:
+            found.insert(0, definition)
+            wanted.update(set(names_in(definition.term)) - {maximum})
+    return tuple(found)
 
 
 def _row_values(program: Program, levels: dict[str, int], number: int) -> tuple[Define, ...]:
@@ -326,66 +354,3 @@ def _elementwise(
             kept.append(definition)
             wanted.update(names_in(definition.term))
     return tuple(reversed(kept))
-
-
-def _levels(program: Program, merges: tuple[Merge, ...]) -> dict[str, int]:
-    """After how many walks each definition is known."""
-    beside = {m.total.name: m.statistic.name for m in merges}
-    levels: dict[str, int] = {}
-    for definition in program.definitions:
-        level = max((levels.get(name, 0) for name in names_in(definition.term)), default=0)
-        if definition.name in beside:
-            level = levels[beside[definition.name]]
-        elif is_reduction(definition.term):
-            level += 1
-        levels[definition.name] = level
-    return levels
-
-
-def _merges(program: Program) -> tuple[Merge, ...]:
-    found: list[Merge] = []
-    taken: set[str] = set()
-    for total in program.definitions:
-        merge = _merge(program, total)
-        # What is itself complete only after the walk cannot be merged upon in the same walk.
-        if merge is not None and merge.statistic.name not in taken:
-            taken.update((merge.statistic.name, merge.total.name))
-            found.append(merge)
-    return tuple(found)
-
-
-def _merge(program: Program, total: Define) -> Merge | None:
-    if not (isinstance(total.term, Op) and total.term.op in ("sum", "mean")):
-        return None
-    operand = inline(program, total.term.arguments[0], _is_row_value)
-    for kind, wanted, difference in (
-        (MergeKind.EXP_SUM, "max", _exponent(operand)),
-        (MergeKind.MOMENTS, "mean", _squared(operand)),
-    ):
-        if not (isinstance(difference, Op) and difference.op == "sub"):
-            continue
-        values, center = difference.arguments
-        statistic = program.definition(center.name) if isinstance(center, Ref) else None
-        if statistic is None or not isinstance(statistic.term, Op) or statistic.term.op != wanted:
-            continue
-        if inline(program, statistic.term.arguments[0], _is_row_value) == values:
-            return Merge(kind, statistic, total, statistic.term.arguments[0])
-    return None
-
-
-def _is_row_value(definition: Define) -> bool:
-    return definition.type.kind is Kind.PER_ROW
-
-
-def _exponent(term: Term) -> Term | None:
-    return term.arguments[0] if isinstance(term, Op) and term.op == "exp" else None
-
-
-def _squared(term: Term) -> Term | None:
-    if not isinstance(term, Op):
-        return None
-    base = term.arguments[0]
-    power = term.arguments[1] if len(term.arguments) == 2 else None
-    if term.op == "pow" and isinstance(power, Literal) and power.value == 2:
-        return base
-    return base if term.op == "mul" and power == base else None

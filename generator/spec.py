@@ -243,7 +243,7 @@ _GENERATED = """
     partials power problem round_half_even row_max row_mean row_min row_sum save stages
     backward_plan clamp_int double_backward_plan forward_ctx forward_plan mark_dirty
     mark_non_differentiable must needs_input_grad save_for_backward saved_tensors
-    set_materialize_grads takes random_at
+    set_materialize_grads takes random_at rescale_exp_sum rescale_open_sum
     batch n_batches n_places n_splits place
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])

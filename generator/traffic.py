@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kgen.cost import walks
 from kgen.ir import Program, Role, names_in
-from kgen.schedule import Form, Kernel, OpSchedule, Walk
+from kgen.schedule import Form, Kernel, OpSchedule
 from kgen.spec import COMPUTE, Element, Kind, Spec, gradient_name, second_gradient_name
 from kgen.tiles import Tile, tile_rule
 
@@ -256,7 +256,7 @@ def _moves(
             continue
         times = 1
         if kernel.form is Form.STREAMING and kind is Kind.MATRIX:
-            times = sum(name in _read_by(walk) for walk in kernel.walks)
+            times = sum(name in walk.names for walk in kernel.walks)
         dtype = setting.compute if variable.role in _COMPUTED else dtypes[name]
         size = setting.values(kind) * DTYPE_BYTES[dtype]
         yield Move(name, kind, dtype, size, times, False)
@@ -270,13 +270,6 @@ def _moves(
 
 def _used(program: Program) -> set[str]:
     return {name for d in program.definitions for name in names_in(d.term)}
-
-
-def _read_by(walk: Walk) -> set[str]:
-    """The names whose values a walk takes."""
-    terms = [d.term for d in (*walk.definitions, *walk.reductions)]
-    terms += [merge.values for merge in walk.merges]
-    return {name for term in terms for name in names_in(term)}
 
 
 def _dtypes(spec: Spec, setting: Setting) -> dict[str, str]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from kgen.body import Body, kernel_body
 from kgen.emit import helper_sources
 from kgen.ir import Program, Role, Variable, seeds_in
-from kgen.schedule import Form, Kernel, MergeKind, OpSchedule
+from kgen.merging import MergeKind
+from kgen.schedule import Form, Kernel, OpSchedule
 from kgen.spec import BATCHED_KINDS, Element, Kind, Spec
 
 _TEMPLATES = {
@@ -244,8 +245,9 @@ def _summary(kernel: Kernel) -> str:
         return f"BLOCK columns: {_share(kernel, 'the tiles of rows')}"
     passes = len(kernel.walks)
     times = "once" if passes == 1 else "twice" if passes == 2 else f"{passes} times"
-    merged = any(w.merges for w in kernel.walks)
-    online = {MergeKind.EXP_SUM: "maximum and sum", MergeKind.MOMENTS: "mean and variance"}
-    kinds = [online[m.kind] for w in kernel.walks for m in w.merges]
-    note = f", {', '.join(dict.fromkeys(kinds))} together" if merged else ""
+    words = {MergeKind.EXP_SUM: "maximum and sum", MergeKind.MOMENTS: "mean and variance"}
+    kinds = [words[m.kind] for w in kernel.walks for m in w.merges]
+    for online in (online for walk in kernel.walks for online in walk.online):
+        kinds.append("maximum and sum" if len(online.sums) == 1 else "maximum and sums")
+    note = f", {', '.join(dict.fromkeys(kinds))} together" if kinds else ""
     return f"Rows in chunks of BLOCK columns, walked {times}{note}."

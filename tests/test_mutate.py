@@ -43,12 +43,32 @@ reference: |
   return 2 * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 """
 
+# Sums beside a maximum that a guard stands behind, and beside one that is taken as it is.
+MASKED = """
+op: masked
+summary: The sums of what a mask shows.
+source: a test
+inputs: {x: matrix, shown: {kind: matrix, type: bool}}
+outputs: {y: float32, z: float32}
+forward: |
+  top = max(x)
+  m = where(top == -inf, 0, top)
+  y = sum(where(shown, exp(x - m), 0))
+  z = sum(where(shown, exp(x - top), 0))
+backward: none
+reference: |
+  top = x.amax(-1, keepdim=True)
+  m = torch.where(top == -torch.inf, 0, top)
+  return tuple(torch.where(shown, torch.exp(x - c), 0).sum(-1).float() for c in (m, top))
+"""
+TEXTS = {"llama": LLAMA, "masked": MASKED}
+
 
 @functools.cache
 def op_text(name: str) -> OpText:
-    """The generated text of a spec of the zoo, a shipped one, or the one above."""
-    if name == "llama":
-        spec = load_text(LLAMA, "specs/llama.yaml")
+    """The generated text of a spec of the zoo, a shipped one, or one of those above."""
+    if name in TEXTS:
+        spec = load_text(TEXTS[name], f"specs/{name}.yaml")
     else:
         places = (ROOT / "tests/zoo", ROOT / "specs")
         spec = load(next(p for folder in places if (p := folder / f"{name}.yaml").exists()))
@@ -115,6 +135,21 @@ def test_the_kinds_that_no_shipped_op_has_are_found_elsewhere():
     assert any(
         "2 * " in change and " 4 * " in change for change in changes("llama", "factor-changed")
     )
+
+
+def test_rescaled_sums_have_the_faults_of_merges():
+    assert changes("masked", "online-not-rescaled") == [
+        "total * tl.exp(before - shift) -> total",
+        "total * tl.exp(before - maximum) -> total",
+    ]
+    assert changes("masked", "first-chunk-guard") == [
+        'tl.where(before == float("-inf"), 0.0, total * tl.exp(before - maximum)) -> '
+        "(total * tl.exp(before - maximum))"
+    ]
+    # What z starts from is dropped with the first number.
+    starts = changes("masked", "accumulator-start", "streaming")
+    assert [change.partition(" = ")[0] for change in starts] == ["top", "y"]
+    assert 'float("nan")' in starts[1]
 
 
 @pytest.mark.parametrize(

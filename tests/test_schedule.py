@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from kgen.ir import Role, verify
 from kgen.load import load
 from kgen.lower import RowOp, lower
-from kgen.schedule import Form, Kernel, MergeKind, OpSchedule, schedule
+from kgen.merging import MergeKind
+from kgen.schedule import Form, Kernel, OpSchedule, schedule
 from kgen.spec import Kind
 from kgen.tiles import FORWARD_TILES, GROUP_TILES, live_matrices, tile_rule
 from small_op import ROOT, kernel, shipped, small_op
@@ -43,6 +45,8 @@ def test_every_walk_finds_what_it_uses(path: Path) -> None:
             assert {r.name for r in walk.stores} <= known | {d.name for d in walk.definitions}
             known |= {d.name for d in (*walk.reductions, *walk.after)}
             known |= {d.name for m in walk.merges for d in (m.statistic, m.total)}
+            known |= {s.total.name for o in walk.online for s in o.sums}
+            known |= {o.maximum.name for o in walk.online}
         if each.form is Form.STREAMING:
             assert {
                 d.name for d in each.program.definitions if d.type.kind is Kind.PER_ROW
@@ -121,7 +125,6 @@ def test_mean_and_centred_squares_merge(forward: str) -> None:
         "m = max(x)\ny = x * sum(exp(m - x))",
         "m = max(x) + 1\ny = x * sum(exp(x - m))",
         "m = max(x)\ny = x * max(exp(x - m))",
-        "m = max(x)\ny = x * sum(x * exp(x - m))",
         "m = mean(x)\ny = x * sum(exp(x - m))",
         "mu = max(x)\ny = x * mean((x - mu) ** 2)",
         "mu = sum(x)\ny = x * mean((x - mu) ** 2)",
@@ -136,10 +139,107 @@ def test_look_alikes_do_not_merge(forward: str) -> None:
     assert walks(small_op(forward)) == 3
 
 
-def test_a_statistic_merges_once() -> None:
-    row_op = small_op("m = max(x)\ny = x * sum(exp(x - m)) + mean(exp(x - m))")
+def online(row_op: RowOp) -> list[tuple[str, list[str]]]:
+    """Each maximum that sums are rescaled beside, with these sums."""
+    groups = [group for walk in forward_streaming(row_op).walks for group in walk.online]
+    return [(group.maximum.name, [each.total.name for each in group.sums]) for group in groups]
+
+
+@pytest.mark.parametrize(("name", "number"), [("logsumexp", 1), ("cross_entropy", 1)])
+def test_a_loss_takes_one_walk(name: str, number: int) -> None:
+    assert walks(shipped(name)) == number
+    assert merges(shipped(name)) == [MergeKind.EXP_SUM]
+
+
+def test_causal_softmax_takes_two_walks() -> None:
+    assert walks(shipped("causal_softmax")) == 2
+
+
+LOW = "top = max(x)\nm = where(top == -inf, 0, top)\n"
+BOTH = "top = max(x)\nm = where(abs(top) == inf, 0, top)\n"
+
+
+@pytest.mark.parametrize(
+    ("forward", "maximum", "sums"),
+    [
+        ("m = max(x)\ns = sum(exp(x - m))\nt = mean(exp(x - m))\ny = x * s + t", "m", ["s", "t"]),
+        ("m = max(x)\ns = sum(x * exp(x - m))\ny = x * s", "m", ["s"]),
+        ("m = max(x)\ns = sum(exp(x - m) / w * 2)\ny = x * s", "m", ["s"]),
+        ("m = max(x)\ns = sum(where(column > 3, exp(x - m), 0))\ny = x * s", "m", ["s"]),
+        (
+            f"{BOTH}e = exp(x - m)\nr = sum(where(column == 2, 0, e))\ns = sum(e)\ny = x * s + r",
+            "top",
+            ["r", "s"],
+        ),
+        (f"{LOW}s = sum(where(w > 0, w, 1) * exp(x - m))\ny = x * s", "top", ["s"]),
+        (f"{LOW}s = sum(where(w > 0, w * exp(x - m), 0))\ny = x * s", "top", ["s"]),
+        # A row value of an earlier walk is a factor like others.
+        ("a = mean(x)\nm = max(x - a)\ns = sum(a * exp(x - a - m))\ny = x * s", "m", ["s"]),
+    ],
+)
+def test_sums_beside_a_maximum(forward: str, maximum: str, sums: list[str]) -> None:
+    row_op = small_op(forward, inputs={"w": "matrix"} if re.search(r"\bw\b", forward) else {})
+    assert online(row_op) == [(maximum, sums)]
+    assert merges(row_op) == []
+    assert walks(row_op) == 2 + ("a = " in forward)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        f"{BOTH}y = x * sum(exp(x - m))",
+        f"{LOW}y = x * sum(exp(x - m))",
+        "top = max(x)\nm = where(top > -inf, top, 0)\ny = x * sum(exp(x - m))",
+        "top = max(x)\nm = where(inf > abs(top), top, 0)\ny = x * sum(exp(x - m))",
+        "m = detach(max(x))\ny = x * sum(exp(x - m))",
+    ],
+)
+def test_guarded_maxima_merge_too(forward: str) -> None:
+    assert merges(small_op(forward)) == [MergeKind.EXP_SUM]
+    assert walks(small_op(forward)) == 2
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "m = max(x)\ny = x * sum(m * exp(x - m))",
+        "m = max(x)\ny = x * sum((x - m) * exp(x - m))",
+        "m = max(x)\ny = x * sum(exp(x - m) ** 2)",
+        "m = max(x)\ny = x * sum(exp(x - m) + 1)",
+        "m = max(x)\ny = x * sum(where(x < m, exp(x - m), 0))",
+        "m = max(x)\ny = x * sum(where(x < 0, exp(x - m), 1))",
+        "top = max(x)\nm = maximum(top, 0)\ny = x * sum(exp(x - m))",
+        "top = max(x)\nm = where(top == -inf, top, 0)\ny = x * sum(exp(x - m))",
+        "top = max(x)\nm = where(top == inf, 0, top)\ny = x * sum(exp(x - m))",
+        "top = max(x)\nm = where(top == -inf, 1, top)\ny = x * sum(exp(x - m))",
+        # With NaN in the row this one is 0, and terms without NaN are numbers.
+        "top = max(x)\nm = where(top > -inf, top, 0)\ny = x * sum(where(x < 2, exp(x - m), 0))",
+        # Unguarded: which rows of -inf give NaN cannot be told beside weights.
+        "m = max(x)\ny = x * sum(where(x < 0, x * exp(x - m), 0))",
+    ],
+)
+def test_what_cannot_be_rescaled(forward: str) -> None:
+    assert merges(small_op(forward)) == [] == online(small_op(forward))
+    assert walks(small_op(forward)) == 3
+
+
+def test_two_maxima_in_one_walk() -> None:
+    """The divergence of two softmaxes; its weights depend on neither maximum."""
+    row_op = small_op(
+        """
+        a = max(x)
+        b = max(w)
+        s = sum(exp(x - a))
+        t = sum(exp(w - b))
+        u = sum(exp(x - a) * (x - w))
+        y = u / s + log(t) + b - a - log(s)
+        """,
+        inputs={"w": "matrix"},
+        outputs={"y": "float32"},
+    )
+    assert walks(row_op) == 1
     assert merges(row_op) == [MergeKind.EXP_SUM]
-    assert walks(row_op) == 3
+    assert online(row_op) == [("a", ["s", "u"])]
 
 
 # --- the split ----------------------------------------------------------------------------------

@@ -28,6 +28,15 @@ def row_max(values):
 
 
 @triton.jit
+def rescale_exp_sum(total, before, maximum, shift):
+    """A row's sum of exp(. - before) as one of exp(. - shift), where a guard keeps shift finite."""
+    scaled = total * tl.exp(before - shift)
+    # Where an infinite maximum stays there is nothing to scale; 0 times an overflow stays 0.
+    is_kept = (before == maximum) | ((total == 0.0) & (maximum == float("inf")))
+    return tl.where(is_kept, total, scaled)
+
+
+@triton.jit
 def tanh(x):
     # Near 0 the quotient loses digits, and the series has reached full precision.
     decay = tl.exp(-2.0 * tl.abs(x))
@@ -139,7 +148,7 @@ def cross_entropy_forward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked twice."""
+    """Rows in chunks of BLOCK columns, walked once, maximum and sum together."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
     label_smoothing = tl.full((1, 1), label_smoothing, COMPUTE)
@@ -148,7 +157,8 @@ def cross_entropy_forward_streaming(
 
     target = tl.load(target_ptr + row * target_row_stride, mask=in_rows, other=0)
 
-    top_lanes = tl.full((ROWS, BLOCK), float("-inf"), COMPUTE)
+    top = tl.full((ROWS, 1), float("-inf"), COMPUTE)
+    others = tl.zeros((ROWS, 1), COMPUTE)
     picked_lanes = tl.full((ROWS, BLOCK), float("-inf"), COMPUTE)
     mean_z_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
     for start in tl.range(0, n_columns, BLOCK):
@@ -158,14 +168,22 @@ def cross_entropy_forward_streaming(
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         # z = softcap * tanh(x / softcap) if capped else x
         z = softcap * tanh(x / softcap) if CAPPED else x
-        top_lanes = nan_maximum(top_lanes, tl.where(in_columns, z, float("-inf")))
+        # top = max(z)
+        top_before = top
+        top = nan_maximum(top, row_max(tl.where(in_columns, z, float("-inf"))))
+        # m = where(abs(top) == inf, 0, top)
+        m = tl.where(tl.abs(top) == float("inf"), 0, top)
+
+        # others = sum(where(column == target, 0, exp(z - m)))
+        others = rescale_exp_sum(others, top_before, top, m)
+        others += row_sum(tl.where(in_columns, tl.where(column == target, 0, tl.exp(z - m)), 0.0))
         picked_lanes = nan_maximum(
             picked_lanes,
             tl.where(in_columns, tl.where(column == target, z, float("-inf")), float("-inf")),
         )
         mean_z_lanes += z
-    # top = max(z)
-    top = row_max(top_lanes)
+    if others_ptr is not None:
+        tl.store(others_ptr + row, others, mask=in_rows)
     # picked = max(where(column == target, z, -inf))
     picked = row_max(picked_lanes)
     mean_z = row_mean(mean_z_lanes, n_columns)
@@ -174,19 +192,6 @@ def cross_entropy_forward_streaming(
     if m_ptr is not None:
         tl.store(m_ptr + row, m, mask=in_rows)
 
-    others_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        # z = softcap * tanh(x / softcap) if capped else x
-        z = softcap * tanh(x / softcap) if CAPPED else x
-        others_lanes += tl.where(in_columns, tl.where(column == target, 0, tl.exp(z - m)), 0.0)
-    # others = sum(where(column == target, 0, exp(z - m)))
-    others = row_sum(others_lanes)
-    if others_ptr is not None:
-        tl.store(others_ptr + row, others, mask=in_rows)
     # s = others + exp(picked - m)
     s = others + tl.exp(picked - m)
     if s_ptr is not None:

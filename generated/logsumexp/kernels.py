@@ -21,6 +21,16 @@ def row_max(values):
     return tl.reduce(values, 1, nan_maximum, keep_dims=True)
 
 
+@triton.jit
+def merge_exp_sum(maximum, total, values):
+    """Adds a chunk to a row's running maximum and sum(exp(values - maximum))."""
+    merged = nan_maximum(maximum, row_max(values))
+    # While all is -inf, shift by 0: exp(-inf) adds nothing, where exp(-inf + inf) is NaN.
+    shift = tl.where(merged == float("-inf"), 0.0, merged)
+    total = total * tl.exp(maximum - shift) + row_sum(tl.exp(values - shift))
+    return merged, total
+
+
 @triton.jit(do_not_specialize=["n_rows"])
 def logsumexp_forward_resident(
     x_ptr,
@@ -71,35 +81,29 @@ def logsumexp_forward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked twice."""
+    """Rows in chunks of BLOCK columns, walked once, maximum and sum together."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
 
-    top_lanes = tl.full((ROWS, BLOCK), float("-inf"), COMPUTE)
+    # top = max(x)
+    # s = sum(exp(x - m))
+    top = tl.full((ROWS, 1), float("-inf"), COMPUTE)
+    s = tl.zeros((ROWS, 1), COMPUTE)
     for start in tl.range(0, n_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=float("-inf")).to(COMPUTE)
-        top_lanes = nan_maximum(top_lanes, x)
-    # top = max(x)
-    top = row_max(top_lanes)
+        top, s = merge_exp_sum(top, s, x)
+    # The merge has taken inf from inf, which is NaN, where the guard takes 0.
+    s = tl.where(top == float("inf"), float("inf"), s)
+    if s_ptr is not None:
+        tl.store(s_ptr + row, s, mask=in_rows)
     # m = where(abs(top) == inf, 0, top)
     m = tl.where(tl.abs(top) == float("inf"), 0, top)
     if m_ptr is not None:
         tl.store(m_ptr + row, m, mask=in_rows)
 
-    s_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=float("-inf")).to(COMPUTE)
-        s_lanes += tl.exp(x - m)
-    # s = sum(exp(x - m))
-    s = row_sum(s_lanes)
-    if s_ptr is not None:
-        tl.store(s_ptr + row, s, mask=in_rows)
     # lse = m + log(s)
     lse = m + tl.log(s)
     tl.store(lse_ptr + row, lse, mask=in_rows)

@@ -21,6 +21,16 @@ def row_max(values):
     return tl.reduce(values, 1, nan_maximum, keep_dims=True)
 
 
+@triton.jit
+def merge_exp_sum(maximum, total, values):
+    """Adds a chunk to a row's running maximum and sum(exp(values - maximum))."""
+    merged = nan_maximum(maximum, row_max(values))
+    # While all is -inf, shift by 0: exp(-inf) adds nothing, where exp(-inf + inf) is NaN.
+    shift = tl.where(merged == float("-inf"), 0.0, merged)
+    total = total * tl.exp(maximum - shift) + row_sum(tl.exp(values - shift))
+    return merged, total
+
+
 @triton.jit(do_not_specialize=["n_rows", "scale"])
 def masked_softmax_forward_resident(
     x_ptr,
@@ -74,12 +84,15 @@ def masked_softmax_forward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked 3 times."""
+    """Rows in chunks of BLOCK columns, walked twice, maximum and sum together."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
     scale = tl.full((1, 1), scale, COMPUTE)
 
-    top_lanes = tl.full((ROWS, BLOCK), float("-inf"), COMPUTE)
+    # top = max(z)
+    # s = sum(e)
+    top = tl.full((ROWS, 1), float("-inf"), COMPUTE)
+    s = tl.zeros((ROWS, 1), COMPUTE)
     for start in tl.range(0, n_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
@@ -88,26 +101,9 @@ def masked_softmax_forward_streaming(
         keep = tl.load(keep_ptr + row * keep_row_stride + column, mask=mask, other=0)
         # z = where(keep, x * scale, -inf)
         z = tl.where(keep, x * scale, float("-inf"))
-        top_lanes = nan_maximum(top_lanes, z)
-    # top = max(z)
-    top = row_max(top_lanes)
+        top, s = merge_exp_sum(top, s, z)
     # m = where(top == -inf, 0, top)
     m = tl.where(top == float("-inf"), 0, top)
-
-    s_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        keep = tl.load(keep_ptr + row * keep_row_stride + column, mask=mask, other=0)
-        # z = where(keep, x * scale, -inf)
-        z = tl.where(keep, x * scale, float("-inf"))
-        # e = exp(z - m)
-        e = tl.exp(z - m)
-        s_lanes += e
-    # s = sum(e)
-    s = row_sum(s_lanes)
     where_equal_s_s = tl.where(s == 0, 1, s)
 
     for start in tl.range(0, n_columns, BLOCK):

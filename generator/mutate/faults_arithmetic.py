@@ -324,4 +324,4 @@ def _chunk_count(op: OpText) -> Iterator[Site]:
 
 
 def _merges(op: OpText) -> list[Function]:
-    return [f for f in op.functions if f.name.startswith("merge_")]
+    return [f for f in op.functions if f.name.startswith(("merge_", "rescale_"))]

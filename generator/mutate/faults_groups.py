@@ -10,7 +10,9 @@ from kgen.mutate.reading import launches
 from kgen.mutate.source import Site, called, expressions, keyword, names_in, site, statements
 
 # A chunk replaces what these merges start from: only NaN comes through.
-_STARTS_REPLACED = {"merge_exp_sum": 1, "merge_moments": 0}
+_STARTS_REPLACED = {"merge_exp_sum": 1, "merge_moments": 0, "rescale_exp_sum": 0}
+# And here not even that: what a sum was before the first number is dropped.
+_STARTS_DROPPED = "rescale_open_sum"
 
 
 @kind("accumulator-start", "an accumulator does not start at its neutral value", "test_special_row")
@@ -22,11 +24,12 @@ def _accumulator_start(op: OpText) -> Iterator[Site]:
             for call in function.calls
             if called(call) in _STARTS_REPLACED
         }
+        dropped = {ast.unparse(call.args[0]) for call in function.calls_of(_STARTS_DROPPED)}
         for statement in function.statements:
             if not isinstance(statement, ast.Assign):
                 continue
             target, start = ast.unparse(statement.targets[0]), statement.value
-            if target not in accumulators or not isinstance(start, ast.Call):
+            if target not in accumulators - dropped or not isinstance(start, ast.Call):
                 continue
             value = 'float("nan")' if target in replaced else "1.0"
             if called(start) == "tl.zeros":

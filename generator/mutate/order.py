@@ -28,7 +28,7 @@ def first_tests(mutant: Mutant) -> list[str]:
     """Patterns of the tests that are likely to see a mutant, most likely first."""
     name = mutant.function
     is_kernel = mutant.file == "kernels.py"
-    is_longer = "streaming" in name or "split" in name or name.startswith("merge_")
+    is_longer = "streaming" in name or "split" in name or name.startswith(("merge_", "rescale_"))
     is_resident = name.endswith("_resident")
     is_forward = "forward" in name and is_kernel
     if is_resident or is_longer:
