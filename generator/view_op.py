@@ -14,7 +14,7 @@ from kgen.view import header
 from kgen.view_autograd import AutogradView, arguments_before, autograd_view, first_arguments
 from kgen.view_module import ModuleView, module_view
 from kgen.view_pass import PassView, kernel_arguments, pass_view, tiles_text
-from kgen.view_words import annotated, annotated_param, given, join, lines, row_stride
+from kgen.view_words import annotated, annotated_param, given, join, lines, row_stride, wrapped
 
 _DTYPE_LISTS = {Element.FLOAT: "FLOATS", Element.INT: "INTS", Element.BOOL: "BOOLS"}
 _SHAPES = {
@@ -130,7 +130,9 @@ def init_view(plan: OpSchedule) -> InitView:
     names = [spec.op, f"{spec.op}_reference", "calls", *([spec.module] if spec.module else [])]
     ordered = tuple(sorted(names, key=lambda name: (not name[0].isupper(), name)))
     quoted = ", ".join(f'"{name}"' for name in ordered)
-    return InitView(header(spec), spec.summary, ordered, quoted)
+    summary = wrapped(spec.summary, 94)
+    closed = f"{summary}\n" if "\n" in summary else summary
+    return InitView(header(spec), closed, ordered, quoted)
 
 
 def op_view(plan: OpSchedule) -> OpView:
@@ -149,8 +151,8 @@ def op_view(plan: OpSchedule) -> OpView:
         header=header(spec),
         op=spec.op,
         class_name=class_name,
-        summary=_sentence(spec.summary),
-        source=spec.source,
+        summary=wrapped(_sentence(spec.summary), 93),
+        source=wrapped(f"Source: {spec.source}", 96, "    "),
         standard_imports=writer.standard_imports(),
         uses_functional=bool(re.search(r"\bF\.", spec.reference)),
         uses_random="random" in reference_names(spec.reference),
@@ -263,7 +265,8 @@ class _Wrapper:
             absent = (
                 "" if input_.absent is None else f", optional: {input_.absent:g} when not given"
             )
-            text.append(f"{input_.name}: {self._shape_docs(input_)}{element}{absent}.")
+            words = f"{input_.name}: {self._shape_docs(input_)}{element}{absent}."
+            text.append(wrapped(words, 92, "    "))
         text += [f"{p.name}: {_takes(p)}." for p in self.spec.params]
         return lines(text)
 

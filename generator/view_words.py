@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from kgen.spec import Input, Kind, Param
@@ -10,6 +11,18 @@ from kgen.spec import Input, Kind, Param
 def lines(parts: Iterable[str]) -> str:
     """One part a line."""
     return "\n".join(parts)
+
+
+def wrapped(text: str, width: int, indent: str = "") -> str:
+    """The text in lines of so many characters at most; ``indent`` stands before all but the first.
+
+    Links and other long words stay whole.
+    """
+    return "\n".join(
+        textwrap.wrap(
+            text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    )
 
 
 def join(names: Iterable[str]) -> str:

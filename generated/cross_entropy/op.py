@@ -82,7 +82,8 @@ def cross_entropy(
     softcap: float = 30.0,
     on_unsupported: Literal["raise", "copy", "reference"] = "raise",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross entropy of logits with an integer target for each row, beside their log of the sum of exponentials.
+    """Cross entropy of logits with an integer target for each row, beside their log of the sum of
+    exponentials.
 
     Args:
         x: (..., N), float16, bfloat16, float32 or float64.
@@ -105,7 +106,8 @@ def cross_entropy(
         ValueError: for a shape, stride, device or value that is not taken.
         RuntimeError: when differentiated twice, or in forward mode.
 
-    Source: torch.nn.functional.cross_entropy; z-loss from PaLM, arXiv:2204.02311; softcap from Gemma 2, arXiv:2408.00118
+    Source: torch.nn.functional.cross_entropy; z-loss from PaLM, arXiv:2204.02311; softcap from
+        Gemma 2, arXiv:2408.00118
     """
     _check_tensor("x", x, FLOATS)
     if x.dim() == 0 or x.shape[-1] == 0:

@@ -77,8 +77,10 @@ def groupnorm(
 
     Args:
         x: (..., T, N), float16, bfloat16, float32 or float64.
-        weight: (T, K), for each place in a matrix a row, an entry for every N / K columns, float16, bfloat16, float32 or float64, optional: 1 when not given.
-        bias: (T, K), for each place in a matrix a row, an entry for every N / K columns, float16, bfloat16, float32 or float64, optional: 0 when not given.
+        weight: (T, K), for each place in a matrix a row, an entry for every N / K columns, float16,
+            bfloat16, float32 or float64, optional: 1 when not given.
+        bias: (T, K), for each place in a matrix a row, an entry for every N / K columns, float16,
+            bfloat16, float32 or float64, optional: 0 when not given.
         eps: a finite float of at least 0.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
             contiguous; "reference" runs ``groupnorm_reference`` where the kernels cannot
@@ -614,7 +616,7 @@ def _sharing(name: str, tensor: torch.Tensor, shape: torch.Size) -> torch.Size:
             f"groupnorm: {name} has shape {tuple(tensor.shape)}; its last dimension must divide "
             f"{shape[-1]}, since each of its entries serves as many columns"
         )
-    return shape[:-1] + (n_entries,)
+    return torch.Size((*shape[:-1], n_entries))
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:

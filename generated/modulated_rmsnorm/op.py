@@ -76,8 +76,10 @@ def modulated_rmsnorm(
 
     Args:
         x: (..., T, N), float16, bfloat16, float32 or float64.
-        scale: (..., N), for each matrix a row, float16, bfloat16, float32 or float64, optional: 0 when not given.
-        shift: (..., N), for each matrix a row, float16, bfloat16, float32 or float64, optional: 0 when not given.
+        scale: (..., N), for each matrix a row, float16, bfloat16, float32 or float64, optional: 0
+            when not given.
+        shift: (..., N), for each matrix a row, float16, bfloat16, float32 or float64, optional: 0
+            when not given.
         eps: a finite float of at least 0.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
             contiguous; "reference" runs ``modulated_rmsnorm_reference`` where the kernels cannot
