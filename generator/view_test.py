@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kgen.ir import Role, names_in
+from kgen.ir import Role, dtypes_in, names_in
 from kgen.lower import RowOp
 from kgen.spec import COMPUTE, FLOAT_DTYPES, Case, Element, Input, Kind, Output, Param, Spec
 
@@ -59,7 +59,7 @@ def test_view(row_op: RowOp) -> TestView:
         dtypes=_tuple(_quote(dtype) for dtype in spec.dtypes),
         special_dtypes=_some_dtypes(spec, "float16", "float32"),
         narrow_dtypes=_some_dtypes(spec, "float16", "bfloat16"),
-        whole_numbers="float32" in spec.dtypes,
+        whole_numbers="float32" in spec.dtypes and not _rounds_to_an_input(row_op),
         bits_dtypes=_some_dtypes(spec, "bfloat16", "float32"),
         cases=tuple(_case(case) for case in spec.cases),
         given=f"((), {_tuple(map(_quote, optional))})" if optional else "((),)",
@@ -145,6 +145,13 @@ def _reuses_outputs(row_op: RowOp) -> bool:
     rounded = {o.name for o in row_op.spec.outputs if o.dtype != COMPUTE}
     matrices = [v for v in variables if v.type.kind is Kind.MATRIX]
     return any(v.role is Role.OUTPUT and v.name in rounded for v in matrices)
+
+
+def _rounds_to_an_input(row_op: RowOp) -> bool:
+    """Whether values are rounded to an input's dtype on the way: a float32 result is another."""
+    names = {entry.name for entry in row_op.spec.inputs}
+    programs = [p for p in (row_op.forward, row_op.backward) if p is not None]
+    return any(names & dtypes_in(d.term) for p in programs for d in p.definitions)
 
 
 def _case(case: Case) -> str:

@@ -103,12 +103,6 @@ def test_special_row(special, path, dtype):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
-def test_whole_numbers_to_the_bit(dtype, path):
-    testing.check_integers(OP, dtype, path)
-
-
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_bits_do_not_depend_on_other_rows(dtype, path):
     testing.check_bits(OP, dtype, path)
