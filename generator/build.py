@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kgen.errors import Problems
 from kgen.lower import lower
-from kgen.render import render
+from kgen.render import formatted, render
 from kgen.schedule import schedule
 from kgen.spec import Spec
 from kgen.view import kernels_view
@@ -14,19 +14,27 @@ from kgen.view_op import init_view, op_view
 from kgen.view_test import test_view
 
 
-def render_all(specs: Sequence[Spec]) -> dict[str, str]:
-    """Relative path -> text of every file that the specs make; raises ``KgenError``."""
+def render_all(specs: Sequence[Spec], jobs: int = 1) -> dict[str, str]:
+    """Relative path -> text of every file that the specs make; raises ``KgenError``.
+
+    ``jobs`` is how many processes may format them.
+    """
     files: dict[str, str] = {}
     problems = Problems()
     for spec in specs:
         with problems.collecting():
-            files.update(render_op(spec))
+            files.update(_drafts(spec))
     problems.raise_if_any()
-    return files
+    return formatted(files, jobs)
 
 
 def render_op(spec: Spec) -> dict[str, str]:
     """The files of one op."""
+    return formatted(_drafts(spec))
+
+
+def _drafts(spec: Spec) -> dict[str, str]:
+    """The files of one op before they are formatted."""
     row_op = lower(spec)
     plan = schedule(row_op)
     folder = spec.op

@@ -284,7 +284,7 @@ def _plan(specs: Sequence[Path], folder: Path) -> tuple[Change, ...]:
     loaded = load_all(spec_paths(specs))
     from kgen.build import render_all
 
-    files = render_all(loaded)
+    files = render_all(loaded, jobs=os.cpu_count() or 1)
     return output.plan_changes(files, folder, (spec.op for spec in loaded), complete=not specs)
 
 

@@ -45,7 +45,7 @@ def kgen(*args: str, color: bool = False, **env: str) -> Result:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two shipped specs, and a pipeline that makes two small files an op."""
 
-    def render_all(specs: Sequence[Spec]) -> dict[str, str]:
+    def render_all(specs: Sequence[Spec], jobs: int = 1) -> dict[str, str]:
         return {
             f"{spec.op}/{name}": f"{output.HEADER} {spec.path}`.\n# {spec.summary}\n"
             for spec in specs

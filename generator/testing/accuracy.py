@@ -182,7 +182,8 @@ def check_numerically(
     op: Op, n_columns: int, given: tuple[str, ...], path: str, check: Callable[..., object]
 ) -> None:
     """Hand the kernels to ``gradcheck`` or ``gradgradcheck`` in float64."""
-    call = arguments(op, (2, n_columns), "float64", given=given)
+    shape = (2, 2, n_columns) if op.batched else (2, n_columns)
+    call = arguments(op, shape, "float64", given=given)
     names = [name for name in op.gradients if call.tensors[name] is not None]
     leaves = [present(call.tensors[name]).detach().requires_grad_() for name in names]
 
