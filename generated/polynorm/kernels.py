@@ -6,9 +6,20 @@ import triton.language as tl
 
 
 @triton.jit
+def nan_maximum(left, right):
+    """The larger; NaN if either is, which ``tl.maximum`` alone would drop."""
+    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def row_mean(values, n_columns):
     """The mean over the real columns: padding is 0 and is not counted."""
     return tl.sum(values, axis=1, keep_dims=True) / n_columns
+
+
+@triton.jit
+def row_max(values):
+    return tl.reduce(values, 1, nan_maximum, keep_dims=True)
 
 
 @triton.jit
@@ -44,6 +55,7 @@ def polynorm_forward_resident(
     linear_ptr,
     bias_ptr,
     y_ptr,
+    top_ptr,
     r1_ptr,
     r2_ptr,
     r3_ptr,
@@ -69,24 +81,33 @@ def polynorm_forward_resident(
     eps = tl.full((1, 1), eps, COMPUTE)
 
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-    # r1 = rsqrt(mean(x * x) + eps)
-    r1 = tl.rsqrt(row_mean(x * x, n_columns) + eps)
+    # top = maximum(max(abs(x)), 1e-6)
+    top = nan_maximum(
+        row_max(tl.where(in_columns, tl.abs(x), float("-inf"))), tl.full((1, 1), 1e-06, COMPUTE)
+    )
+    if top_ptr is not None:
+        tl.store(top_ptr + row, top, mask=in_rows)
+
+    u = x / top
+    t2 = top * top
+    # r1 = rsqrt(mean(u * u) + eps / t2)
+    r1 = tl.rsqrt(row_mean(u * u, n_columns) + eps / t2)
     if r1_ptr is not None:
         tl.store(r1_ptr + row, r1, mask=in_rows)
 
-    # r2 = rsqrt(mean((x * x) * (x * x)) + eps)
-    r2 = tl.rsqrt(row_mean(x * x * (x * x), n_columns) + eps)
+    # r2 = rsqrt(mean((u * u) * (u * u)) + eps / (t2 * t2))
+    r2 = tl.rsqrt(row_mean(u * u * (u * u), n_columns) + eps / (t2 * t2))
     if r2_ptr is not None:
         tl.store(r2_ptr + row, r2, mask=in_rows)
 
-    # r3 = rsqrt(mean((x * x * x) * (x * x * x)) + eps)
-    r3 = tl.rsqrt(row_mean(x * x * x * (x * x * x), n_columns) + eps)
+    # r3 = rsqrt(mean((u * u * u) * (u * u * u)) + eps / (t2 * t2 * t2))
+    r3 = tl.rsqrt(row_mean(u * u * u * (u * u * u), n_columns) + eps / (t2 * t2 * t2))
     if r3_ptr is not None:
         tl.store(r3_ptr + row, r3, mask=in_rows)
 
-    p1 = x * r1
-    p2 = x * x * r2
-    p3 = x * x * x * r3
+    p1 = u * r1
+    p2 = u * u * r2
+    p3 = u * u * u * r3
     # y = cubic * p3 + square * p2 + linear * p1 + bias
     y = cubic * p3 + square * p2 + linear * p1
     if bias_ptr is not None:
@@ -102,6 +123,7 @@ def polynorm_forward_streaming(
     linear_ptr,
     bias_ptr,
     y_ptr,
+    top_ptr,
     r1_ptr,
     r2_ptr,
     r3_ptr,
@@ -113,7 +135,7 @@ def polynorm_forward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked twice."""
+    """Rows in chunks of BLOCK columns, walked 3 times."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
     cubic = tl.full((1, 1), tl.load(cubic_ptr), COMPUTE)
@@ -123,32 +145,50 @@ def polynorm_forward_streaming(
         bias = tl.full((1, 1), tl.load(bias_ptr), COMPUTE)
     eps = tl.full((1, 1), eps, COMPUTE)
 
-    mean_x_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    mean_x_squared_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    mean_x_squared_x_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
+    max_abs_x_lanes = tl.full((ROWS, BLOCK), float("-inf"), COMPUTE)
     for start in tl.range(0, n_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        mean_x_squared_lanes += x * x
-        mean_x_squared_squared_lanes += x * x * (x * x)
-        mean_x_squared_x_squared_lanes += x * x * x * (x * x * x)
-    mean_x_squared = row_mean(mean_x_squared_lanes, n_columns)
-    mean_x_squared_squared = row_mean(mean_x_squared_squared_lanes, n_columns)
-    mean_x_squared_x_squared = row_mean(mean_x_squared_x_squared_lanes, n_columns)
-    # r1 = rsqrt(mean(x * x) + eps)
-    r1 = tl.rsqrt(mean_x_squared + eps)
+        max_abs_x_lanes = nan_maximum(
+            max_abs_x_lanes, tl.where(in_columns, tl.abs(x), float("-inf"))
+        )
+    max_abs_x = row_max(max_abs_x_lanes)
+    # top = maximum(max(abs(x)), 1e-6)
+    top = nan_maximum(max_abs_x, tl.full((1, 1), 1e-06, COMPUTE))
+    if top_ptr is not None:
+        tl.store(top_ptr + row, top, mask=in_rows)
+
+    t2 = top * top
+
+    mean_u_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
+    mean_u_squared_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
+    mean_u_squared_u_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
+    for start in tl.range(0, n_columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)[None, :]
+        in_columns = column < n_columns
+        mask = in_rows & in_columns
+        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        u = x / top
+        mean_u_squared_lanes += u * u
+        mean_u_squared_squared_lanes += u * u * (u * u)
+        mean_u_squared_u_squared_lanes += u * u * u * (u * u * u)
+    mean_u_squared = row_mean(mean_u_squared_lanes, n_columns)
+    mean_u_squared_squared = row_mean(mean_u_squared_squared_lanes, n_columns)
+    mean_u_squared_u_squared = row_mean(mean_u_squared_u_squared_lanes, n_columns)
+    # r1 = rsqrt(mean(u * u) + eps / t2)
+    r1 = tl.rsqrt(mean_u_squared + eps / t2)
     if r1_ptr is not None:
         tl.store(r1_ptr + row, r1, mask=in_rows)
 
-    # r2 = rsqrt(mean((x * x) * (x * x)) + eps)
-    r2 = tl.rsqrt(mean_x_squared_squared + eps)
+    # r2 = rsqrt(mean((u * u) * (u * u)) + eps / (t2 * t2))
+    r2 = tl.rsqrt(mean_u_squared_squared + eps / (t2 * t2))
     if r2_ptr is not None:
         tl.store(r2_ptr + row, r2, mask=in_rows)
 
-    # r3 = rsqrt(mean((x * x * x) * (x * x * x)) + eps)
-    r3 = tl.rsqrt(mean_x_squared_x_squared + eps)
+    # r3 = rsqrt(mean((u * u * u) * (u * u * u)) + eps / (t2 * t2 * t2))
+    r3 = tl.rsqrt(mean_u_squared_u_squared + eps / (t2 * t2 * t2))
     if r3_ptr is not None:
         tl.store(r3_ptr + row, r3, mask=in_rows)
 
@@ -157,9 +197,10 @@ def polynorm_forward_streaming(
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        p1 = x * r1
-        p2 = x * x * r2
-        p3 = x * x * x * r3
+        u = x / top
+        p1 = u * r1
+        p2 = u * u * r2
+        p3 = u * u * u * r3
         # y = cubic * p3 + square * p2 + linear * p1 + bias
         y = cubic * p3 + square * p2 + linear * p1
         if bias_ptr is not None:
@@ -173,6 +214,7 @@ def polynorm_backward_resident(
     cubic_ptr,
     square_ptr,
     linear_ptr,
+    top_ptr,
     r1_ptr,
     r2_ptr,
     r3_ptr,
@@ -209,13 +251,15 @@ def polynorm_backward_resident(
         in_rows = row < n_rows
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        top = tl.load(top_ptr + row, mask=in_rows, other=0.0)
         r1 = tl.load(r1_ptr + row, mask=in_rows, other=0.0)
         r2 = tl.load(r2_ptr + row, mask=in_rows, other=0.0)
         r3 = tl.load(r3_ptr + row, mask=in_rows, other=0.0)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        p1 = x * r1
-        p2 = x * x * r2
-        p3 = x * x * x * r3
+        u = x / top
+        p1 = u * r1
+        p2 = u * u * r2
+        p3 = u * u * u * r3
 
         if dx_ptr is not None:
             # g1 = linear * r1 * (dy - p1 * mean(dy * p1))
@@ -224,20 +268,20 @@ def polynorm_backward_resident(
             g2 = square * r2 * (dy - p2 * row_mean(dy * p2, n_columns))
             # g3 = cubic * r3 * (dy - p3 * mean(dy * p3))
             g3 = cubic * r3 * (dy - p3 * row_mean(dy * p3, n_columns))
-            dx = g1 + 2 * x * g2 + 3 * x * x * g3
+            dx = (g1 + 2 * u * g2 + 3 * u * u * g3) / top
             tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
 
         if dcubic_partial_ptr is not None:
             # dcubic = sum_rows(dy * p3)
-            dcubic += column_sum(dy * p3)
+            dcubic += column_sum(tl.where(in_rows, dy * p3, 0.0))
 
         if dsquare_partial_ptr is not None:
             # dsquare = sum_rows(dy * p2)
-            dsquare += column_sum(dy * p2)
+            dsquare += column_sum(tl.where(in_rows, dy * p2, 0.0))
 
         if dlinear_partial_ptr is not None:
             # dlinear = sum_rows(dy * p1)
-            dlinear += column_sum(dy * p1)
+            dlinear += column_sum(tl.where(in_rows, dy * p1, 0.0))
 
         if dbias_partial_ptr is not None:
             # dbias = sum_rows(dy)
@@ -256,6 +300,7 @@ def polynorm_backward_resident(
 @triton.jit(do_not_specialize=["n_rows"])
 def polynorm_backward_split_rows(
     x_ptr,
+    top_ptr,
     r1_ptr,
     r2_ptr,
     r3_ptr,
@@ -274,6 +319,7 @@ def polynorm_backward_split_rows(
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
+    top = tl.load(top_ptr + row, mask=in_rows, other=0.0)
     r1 = tl.load(r1_ptr + row, mask=in_rows, other=0.0)
     r2 = tl.load(r2_ptr + row, mask=in_rows, other=0.0)
     r3 = tl.load(r3_ptr + row, mask=in_rows, other=0.0)
@@ -287,9 +333,10 @@ def polynorm_backward_split_rows(
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        p1 = x * r1
-        p2 = x * x * r2
-        p3 = x * x * x * r3
+        u = x / top
+        p1 = u * r1
+        p2 = u * u * r2
+        p3 = u * u * u * r3
         mean_dy_p1_lanes += dy * p1
         mean_dy_p2_lanes += dy * p2
         mean_dy_p3_lanes += dy * p3
@@ -307,6 +354,7 @@ def polynorm_backward_split_columns(
     cubic_ptr,
     square_ptr,
     linear_ptr,
+    top_ptr,
     r1_ptr,
     r2_ptr,
     r3_ptr,
@@ -346,6 +394,7 @@ def polynorm_backward_split_columns(
         in_rows = row < n_rows
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        top = tl.load(top_ptr + row, mask=in_rows, other=0.0)
         r1 = tl.load(r1_ptr + row, mask=in_rows, other=0.0)
         r2 = tl.load(r2_ptr + row, mask=in_rows, other=0.0)
         r3 = tl.load(r3_ptr + row, mask=in_rows, other=0.0)
@@ -356,9 +405,10 @@ def polynorm_backward_split_columns(
             mean_dy_p2 = tl.load(mean_dy_p2_ptr + row, mask=in_rows, other=0.0)
         if mean_dy_p3_ptr is not None:
             mean_dy_p3 = tl.load(mean_dy_p3_ptr + row, mask=in_rows, other=0.0)
-        p1 = x * r1
-        p2 = x * x * r2
-        p3 = x * x * x * r3
+        u = x / top
+        p1 = u * r1
+        p2 = u * u * r2
+        p3 = u * u * u * r3
 
         if dx_ptr is not None:
             # g1 = linear * r1 * (dy - p1 * mean(dy * p1))
@@ -367,20 +417,20 @@ def polynorm_backward_split_columns(
             g2 = square * r2 * (dy - p2 * mean_dy_p2)
             # g3 = cubic * r3 * (dy - p3 * mean(dy * p3))
             g3 = cubic * r3 * (dy - p3 * mean_dy_p3)
-            dx = g1 + 2 * x * g2 + 3 * x * x * g3
+            dx = (g1 + 2 * u * g2 + 3 * u * u * g3) / top
             tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
 
         if dcubic_partial_ptr is not None:
             # dcubic = sum_rows(dy * p3)
-            dcubic += column_sum(dy * p3)
+            dcubic += column_sum(tl.where(in_rows, dy * p3, 0.0))
 
         if dsquare_partial_ptr is not None:
             # dsquare = sum_rows(dy * p2)
-            dsquare += column_sum(dy * p2)
+            dsquare += column_sum(tl.where(in_rows, dy * p2, 0.0))
 
         if dlinear_partial_ptr is not None:
             # dlinear = sum_rows(dy * p1)
-            dlinear += column_sum(dy * p1)
+            dlinear += column_sum(tl.where(in_rows, dy * p1, 0.0))
 
         if dbias_partial_ptr is not None:
             # dbias = sum_rows(dy)

@@ -44,6 +44,14 @@ RUNS = [(dtype, shape, "shipped") for shape in NARROW + HEADS for dtype in DTYPE
 RUNS += [(dtype, shape, "shipped") for shape, dtype in testing.in_turn(WIDE + OTHER, DTYPES, 2)]
 RUNS += [(dtype, shape, "lowered") for shape, dtype in testing.in_turn(AROUND, DTYPES, 2)]
 
+CASES = (
+    testing.Case(
+        "two_and_minus_one",
+        given={"x": [[2, -1]], "cubic": 1, "square": 0, "linear": 0, "eps": 0},
+        expect={"y": [[1.403293, -0.175412]]},
+    ),
+)
+
 
 @pytest.mark.parametrize(("dtype", "shape", "path"), RUNS, ids=str)
 def test_forward(dtype, shape, path):
@@ -86,6 +94,12 @@ def test_optional_inputs(given, path, dtype):
 )
 def test_mixed_dtypes(dtypes, path, dtype):
     testing.check_mixed(OP, dtypes, path, dtype)
+
+
+@pytest.mark.parametrize("path", ("shipped", "tiny"))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_worked_case(case, path):
+    testing.check_worked(OP, case, path)
 
 
 @pytest.mark.parametrize(
