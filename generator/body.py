@@ -259,10 +259,12 @@ class _Writer:
         column = f"column // {name}_width" if sharing.columns else "column"
         if sharing.kind is Kind.PER_COLUMN:
             return f"{name}_ptr + {column}"
-        row = {Kind.PER_BATCH: "batch", Kind.PER_PLACE: "place"}[sharing.kind]
+        row = {Kind.PER_BATCH: "batch_index", Kind.PER_PLACE: "place_index"}[sharing.kind]
         if sharing.kind is self.partition and variable.type.kind is Kind.MATRIX:
             # There the name stands for one number, and a matrix needs one for each row.
-            row = {"batch": "(row // n_places)", "place": "(row % n_places)"}[row]
+            row = {Kind.PER_BATCH: "(row // n_places)", Kind.PER_PLACE: "(row % n_places)"}[
+                sharing.kind
+            ]
         return f"{name}_ptr + {row} * {name}_row_stride + {column}"
 
     @staticmethod

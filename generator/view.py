@@ -135,29 +135,22 @@ def _rows(kernel: Kernel) -> RowsView:
     used = {v.sharing.kind for v in kernel.program.variables if v.sharing is not None}
     names = []
     if Kind.PER_BATCH in used:
-        names.append("batch = row // n_places")
+        names.append("batch_index = row // n_places")
     if Kind.PER_PLACE in used:
-        names.append("place = row % n_places")
+        names.append("place_index = row % n_places")
     if kernel.form in (Form.TILE, Form.STREAMING):
         return RowsView("", "", "\n".join(names))
     lanes = "start + tl.arange(0, ROWS)[:, None].to(tl.int64)"
+    at = "row = batch_index * n_places + place_index"
     walk = "group % n_splits * ROWS, {count}, n_splits * ROWS"
     if kernel.partition is Kind.PER_BATCH:
-        inside = [
-            f"place = {lanes}",
-            "row = batch * n_places + place",
-            "in_rows = place < n_places",
-        ]
-        part = "batch = (group // n_splits).to(tl.int64)"
+        inside = [f"place_index = {lanes}", at, "in_rows = place_index < n_places"]
+        part = "batch_index = (group // n_splits).to(tl.int64)"
         return RowsView(part, walk.format(count="n_places"), "\n".join(inside))
     if kernel.partition is Kind.PER_PLACE:
-        inside = [
-            f"batch = {lanes}",
-            "row = batch * n_places + place",
-            "in_rows = batch < n_batches",
-        ]
-        part = "place = (group // n_splits).to(tl.int64)\nn_batches = n_rows // n_places"
-        return RowsView(part, walk.format(count="n_batches"), "\n".join(inside))
+        inside = [f"batch_index = {lanes}", at, "in_rows = batch_index < n_batches"]
+        parts = ["place_index = (group // n_splits).to(tl.int64)", "n_batches = n_rows // n_places"]
+        return RowsView("\n".join(parts), walk.format(count="n_batches"), "\n".join(inside))
     inside = [f"row = {lanes}", "in_rows = row < n_rows", *names]
     walk = "group * ROWS, n_rows, tl.num_programs(0) * ROWS"
     return RowsView("", walk, "\n".join(inside))

@@ -22,7 +22,7 @@ summary: {summary}
 source: {source}
 inputs:
   x: matrix
-  spot: {{kind: per_row, type: int, absent: -1}}
+  place: {{kind: per_row, type: int, absent: -1}}
   keep: {{kind: matrix, type: bool, absent: true}}
   scale: {{kind: per_row, absent: 1, grad: false}}
 params:
@@ -32,11 +32,11 @@ outputs: {{y: x, top: float32}}
 dtypes: [float16, float32]
 forward: |
   z = x if cut else x * low
-  y = where(keep and column == spot, z, 0) * scale
+  y = where(keep and column == place, z, 0) * scale
   top = (
     max(x)
     + sum(x * x * x) * 0.125 + sum(abs(x) * 0.5)   # a comment
-    + mean(where(keep, x, 0)) + mean(where(column == spot, x, 0))
+    + mean(where(keep, x, 0)) + mean(where(column == place, x, 0))
   )
 backward: {backward}
 limits: {{max_columns: 1000}}
@@ -168,15 +168,15 @@ def test_links_lead_to_what_is_in_the_project(project: Path) -> None:
 def test_the_section_of_an_op(project: Path) -> None:
     Path("specs/small.yaml").write_text(small(more="peers: [A, 'B_ *c*']\nmodule: Small\n"))
     text = page()
-    assert "\n| [small](#small) | A small op. | `x`, `spot?`, `keep?`, `scale?` | " in text
+    assert "\n| [small](#small) | A small op. | `x`, `place?`, `keep?`, `scale?` | " in text
     assert "| `y`, `top` | derived |\n" in text
     found = section(text, "small")
     assert (
         "```text\n"
-        "small(x, spot=None, keep=None, scale=None, *, low=0.5, cut=False) -> y, top\n"
+        "small(x, place=None, keep=None, scale=None, *, low=0.5, cut=False) -> y, top\n"
         "\n"
         "x      (..., N)\n"
-        "spot   (...)     integers, -1 when not given\n"
+        "place  (...)     integers, -1 when not given\n"
         "keep   (..., N)  bools, 1 when not given\n"
         "scale  (...)     1 when not given, no gradient\n"
         "low    float     at least 0, at most 2\n"
@@ -189,13 +189,13 @@ def test_the_section_of_an_op(project: Path) -> None:
     assert (
         "# forward\n"
         "z = x if cut else x * low\n"
-        "y = where(keep and column == spot, z, 0) * scale\n"
+        "y = where(keep and column == place, z, 0) * scale\n"
         "top = (\n"
         "  max(x)\n"
         "  + sum(x * x * x) * 0.125\n"
         "  + sum(abs(x) * 0.5)\n"
         "  + mean(where(keep, x, 0))\n"
-        "  + mean(where(column == spot, x, 0))\n"
+        "  + mean(where(column == place, x, 0))\n"
         ")\n"
         "\n"
         "# backward, derived\n"
@@ -239,7 +239,7 @@ def test_twice_differentiable(project: Path) -> None:
 def test_nothing_kept(project: Path) -> None:
     text = page(str(ZOO / "row_totals.yaml"), str(ZOO / "column_bias.yaml"))
     assert "\nKept for backward: nothing.\n" in section(text, "row_totals")
-    worked_out = "Kept for backward: nothing. Worked out again: `distance`, `step`.\n"
+    worked_out = "Kept for backward: nothing. Worked out again: `distance`, `place`.\n"
     assert worked_out in section(text, "column_bias")
 
 

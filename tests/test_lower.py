@@ -211,13 +211,13 @@ def test_a_condition_is_recomputed_from_a_saved_number() -> None:
     row_op = small_op(
         """
         is_large = max(x) > 1
-        spot = where(is_large, row, 0)
-        y = where(is_large, x, 0) + spot
+        place = where(is_large, row, 0)
+        y = where(is_large, x, 0) + place
         """,
-        "dx = where(is_large and spot >= 0, dy, 0)",
+        "dx = where(is_large and place >= 0, dy, 0)",
     )
     assert row_op.saved == ("max_x",)
-    assert computes(row_op) == ["is_large", "spot", "dx"]
+    assert computes(row_op) == ["is_large", "place", "dx"]
 
 
 LSE = "lse = log(sum(exp(x)))"

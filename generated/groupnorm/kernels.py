@@ -77,7 +77,7 @@ def groupnorm_forward_resident(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-    place = row % n_places
+    place_index = row % n_places
     in_columns = column < n_columns
     mask = in_rows & in_columns
     eps = tl.full((1, 1), eps, COMPUTE)
@@ -85,11 +85,13 @@ def groupnorm_forward_resident(
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
     if weight_ptr is not None:
         weight = tl.load(
-            weight_ptr + place * weight_row_stride + column // weight_width, mask=mask, other=1.0
+            weight_ptr + place_index * weight_row_stride + column // weight_width,
+            mask=mask,
+            other=1.0,
         ).to(COMPUTE)
     if bias_ptr is not None:
         bias = tl.load(
-            bias_ptr + place * bias_row_stride + column // bias_width, mask=mask, other=0.0
+            bias_ptr + place_index * bias_row_stride + column // bias_width, mask=mask, other=0.0
         ).to(COMPUTE)
     # mu = mean(x)
     mu = row_mean(x, n_columns)
@@ -134,7 +136,7 @@ def groupnorm_forward_streaming(
     """Rows in chunks of BLOCK columns, walked twice, mean and variance together."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    place = row % n_places
+    place_index = row % n_places
     eps = tl.full((1, 1), eps, COMPUTE)
 
     # mu = mean(x)
@@ -163,13 +165,15 @@ def groupnorm_forward_streaming(
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         if weight_ptr is not None:
             weight = tl.load(
-                weight_ptr + place * weight_row_stride + column // weight_width,
+                weight_ptr + place_index * weight_row_stride + column // weight_width,
                 mask=mask,
                 other=1.0,
             ).to(COMPUTE)
         if bias_ptr is not None:
             bias = tl.load(
-                bias_ptr + place * bias_row_stride + column // bias_width, mask=mask, other=0.0
+                bias_ptr + place_index * bias_row_stride + column // bias_width,
+                mask=mask,
+                other=0.0,
             ).to(COMPUTE)
         # y = (x - mu) * rstd * weight + bias
         y = (x - mu) * rstd
@@ -205,13 +209,13 @@ def groupnorm_backward_resident(
 ):
     """Whole rows in registers: n_splits programs for each place take tiles of its rows in turn."""
     group = tl.program_id(0)
-    place = (group // n_splits).to(tl.int64)
+    place_index = (group // n_splits).to(tl.int64)
     n_batches = n_rows // n_places
     column = tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if weight_ptr is not None:
         weight = tl.load(
-            weight_ptr + place * weight_row_stride + column // weight_width,
+            weight_ptr + place_index * weight_row_stride + column // weight_width,
             mask=in_columns,
             other=0.0,
         ).to(COMPUTE)
@@ -219,9 +223,9 @@ def groupnorm_backward_resident(
     dbias = tl.zeros((1, BLOCK), COMPUTE)
 
     for start in tl.range(group % n_splits * ROWS, n_batches, n_splits * ROWS, num_stages=STAGES):
-        batch = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
-        row = batch * n_places + place
-        in_rows = batch < n_batches
+        batch_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        row = batch_index * n_places + place_index
+        in_rows = batch_index < n_batches
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)
@@ -275,7 +279,7 @@ def groupnorm_backward_split_rows(
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    place = row % n_places
+    place_index = row % n_places
     mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)
     rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
 
@@ -288,7 +292,7 @@ def groupnorm_backward_split_rows(
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         if weight_ptr is not None:
             weight = tl.load(
-                weight_ptr + place * weight_row_stride + column // weight_width,
+                weight_ptr + place_index * weight_row_stride + column // weight_width,
                 mask=mask,
                 other=1.0,
             ).to(COMPUTE)
@@ -334,13 +338,13 @@ def groupnorm_backward_split_columns(
 ):
     """BLOCK columns: n_splits programs for each place take tiles of its rows in turn."""
     group = tl.program_id(0)
-    place = (group // n_splits).to(tl.int64)
+    place_index = (group // n_splits).to(tl.int64)
     n_batches = n_rows // n_places
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if weight_ptr is not None:
         weight = tl.load(
-            weight_ptr + place * weight_row_stride + column // weight_width,
+            weight_ptr + place_index * weight_row_stride + column // weight_width,
             mask=in_columns,
             other=0.0,
         ).to(COMPUTE)
@@ -348,9 +352,9 @@ def groupnorm_backward_split_columns(
     dbias = tl.zeros((1, BLOCK), COMPUTE)
 
     for start in tl.range(group % n_splits * ROWS, n_batches, n_splits * ROWS, num_stages=STAGES):
-        batch = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
-        row = batch * n_places + place
-        in_rows = batch < n_batches
+        batch_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        row = batch_index * n_places + place_index
+        in_rows = batch_index < n_batches
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)

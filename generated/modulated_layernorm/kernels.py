@@ -75,20 +75,20 @@ def modulated_layernorm_forward_resident(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-    batch = row // n_places
+    batch_index = row // n_places
     in_columns = column < n_columns
     mask = in_rows & in_columns
     eps = tl.full((1, 1), eps, COMPUTE)
 
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
     if scale_ptr is not None:
-        scale = tl.load(scale_ptr + batch * scale_row_stride + column, mask=mask, other=0.0).to(
-            COMPUTE
-        )
+        scale = tl.load(
+            scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
     if shift_ptr is not None:
-        shift = tl.load(shift_ptr + batch * shift_row_stride + column, mask=mask, other=0.0).to(
-            COMPUTE
-        )
+        shift = tl.load(
+            shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
     # mu = mean(x)
     mu = row_mean(x, n_columns)
     if mu_ptr is not None:
@@ -130,7 +130,7 @@ def modulated_layernorm_forward_streaming(
     """Rows in chunks of BLOCK columns, walked twice, mean and variance together."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    batch = row // n_places
+    batch_index = row // n_places
     eps = tl.full((1, 1), eps, COMPUTE)
 
     # mu = mean(x)
@@ -158,13 +158,13 @@ def modulated_layernorm_forward_streaming(
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         if scale_ptr is not None:
-            scale = tl.load(scale_ptr + batch * scale_row_stride + column, mask=mask, other=0.0).to(
-                COMPUTE
-            )
+            scale = tl.load(
+                scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
+            ).to(COMPUTE)
         if shift_ptr is not None:
-            shift = tl.load(shift_ptr + batch * shift_row_stride + column, mask=mask, other=0.0).to(
-                COMPUTE
-            )
+            shift = tl.load(
+                shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
+            ).to(COMPUTE)
         # y = (x - mu) * rstd * (1 + scale) + shift
         y = (x - mu) * rstd
         if scale_ptr is not None:
@@ -198,20 +198,20 @@ def modulated_layernorm_backward_resident(
 ):
     """Whole rows in registers: n_splits programs for each matrix take tiles of its rows in turn."""
     group = tl.program_id(0)
-    batch = (group // n_splits).to(tl.int64)
+    batch_index = (group // n_splits).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if scale_ptr is not None:
         scale = tl.load(
-            scale_ptr + batch * scale_row_stride + column, mask=in_columns, other=0.0
+            scale_ptr + batch_index * scale_row_stride + column, mask=in_columns, other=0.0
         ).to(COMPUTE)
     dscale = tl.zeros((1, BLOCK), COMPUTE)
     dshift = tl.zeros((1, BLOCK), COMPUTE)
 
     for start in tl.range(group % n_splits * ROWS, n_places, n_splits * ROWS, num_stages=STAGES):
-        place = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
-        row = batch * n_places + place
-        in_rows = place < n_places
+        place_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        row = batch_index * n_places + place_index
+        in_rows = place_index < n_places
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)
@@ -264,7 +264,7 @@ def modulated_layernorm_backward_split_rows(
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    batch = row // n_places
+    batch_index = row // n_places
     mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)
     rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
 
@@ -276,9 +276,9 @@ def modulated_layernorm_backward_split_rows(
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         if scale_ptr is not None:
-            scale = tl.load(scale_ptr + batch * scale_row_stride + column, mask=mask, other=0.0).to(
-                COMPUTE
-            )
+            scale = tl.load(
+                scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
+            ).to(COMPUTE)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         xhat = (x - mu) * rstd
         # g = dy * (1 + scale)
@@ -320,20 +320,20 @@ def modulated_layernorm_backward_split_columns(
 ):
     """BLOCK columns: n_splits programs for each matrix take tiles of its rows in turn."""
     group = tl.program_id(0)
-    batch = (group // n_splits).to(tl.int64)
+    batch_index = (group // n_splits).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if scale_ptr is not None:
         scale = tl.load(
-            scale_ptr + batch * scale_row_stride + column, mask=in_columns, other=0.0
+            scale_ptr + batch_index * scale_row_stride + column, mask=in_columns, other=0.0
         ).to(COMPUTE)
     dscale = tl.zeros((1, BLOCK), COMPUTE)
     dshift = tl.zeros((1, BLOCK), COMPUTE)
 
     for start in tl.range(group % n_splits * ROWS, n_places, n_splits * ROWS, num_stages=STAGES):
-        place = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
-        row = batch * n_places + place
-        in_rows = place < n_places
+        place_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        row = batch_index * n_places + place_index
+        in_rows = place_index < n_places
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)

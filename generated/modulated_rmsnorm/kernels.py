@@ -58,20 +58,20 @@ def modulated_rmsnorm_forward_resident(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-    batch = row // n_places
+    batch_index = row // n_places
     in_columns = column < n_columns
     mask = in_rows & in_columns
     eps = tl.full((1, 1), eps, COMPUTE)
 
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
     if scale_ptr is not None:
-        scale = tl.load(scale_ptr + batch * scale_row_stride + column, mask=mask, other=0.0).to(
-            COMPUTE
-        )
+        scale = tl.load(
+            scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
     if shift_ptr is not None:
-        shift = tl.load(shift_ptr + batch * shift_row_stride + column, mask=mask, other=0.0).to(
-            COMPUTE
-        )
+        shift = tl.load(
+            shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
     # rstd = rsqrt(mean(x * x) + eps)
     rstd = tl.rsqrt(row_mean(x * x, n_columns) + eps)
     if rstd_ptr is not None:
@@ -107,7 +107,7 @@ def modulated_rmsnorm_forward_streaming(
     """Rows in chunks of BLOCK columns, walked twice."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    batch = row // n_places
+    batch_index = row // n_places
     eps = tl.full((1, 1), eps, COMPUTE)
 
     mean_x_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
@@ -129,13 +129,13 @@ def modulated_rmsnorm_forward_streaming(
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         if scale_ptr is not None:
-            scale = tl.load(scale_ptr + batch * scale_row_stride + column, mask=mask, other=0.0).to(
-                COMPUTE
-            )
+            scale = tl.load(
+                scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
+            ).to(COMPUTE)
         if shift_ptr is not None:
-            shift = tl.load(shift_ptr + batch * shift_row_stride + column, mask=mask, other=0.0).to(
-                COMPUTE
-            )
+            shift = tl.load(
+                shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
+            ).to(COMPUTE)
         # y = x * rstd * (1 + scale) + shift
         y = x * rstd
         if scale_ptr is not None:
@@ -168,20 +168,20 @@ def modulated_rmsnorm_backward_resident(
 ):
     """Whole rows in registers: n_splits programs for each matrix take tiles of its rows in turn."""
     group = tl.program_id(0)
-    batch = (group // n_splits).to(tl.int64)
+    batch_index = (group // n_splits).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if scale_ptr is not None:
         scale = tl.load(
-            scale_ptr + batch * scale_row_stride + column, mask=in_columns, other=0.0
+            scale_ptr + batch_index * scale_row_stride + column, mask=in_columns, other=0.0
         ).to(COMPUTE)
     dscale = tl.zeros((1, BLOCK), COMPUTE)
     dshift = tl.zeros((1, BLOCK), COMPUTE)
 
     for start in tl.range(group % n_splits * ROWS, n_places, n_splits * ROWS, num_stages=STAGES):
-        place = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
-        row = batch * n_places + place
-        in_rows = place < n_places
+        place_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        row = batch_index * n_places + place_index
+        in_rows = place_index < n_places
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
@@ -231,7 +231,7 @@ def modulated_rmsnorm_backward_split_rows(
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    batch = row // n_places
+    batch_index = row // n_places
     rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
 
     mean_g_xhat_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
@@ -241,9 +241,9 @@ def modulated_rmsnorm_backward_split_rows(
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         if scale_ptr is not None:
-            scale = tl.load(scale_ptr + batch * scale_row_stride + column, mask=mask, other=0.0).to(
-                COMPUTE
-            )
+            scale = tl.load(
+                scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
+            ).to(COMPUTE)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         xhat = x * rstd
         # g = dy * (1 + scale)
@@ -280,20 +280,20 @@ def modulated_rmsnorm_backward_split_columns(
 ):
     """BLOCK columns: n_splits programs for each matrix take tiles of its rows in turn."""
     group = tl.program_id(0)
-    batch = (group // n_splits).to(tl.int64)
+    batch_index = (group // n_splits).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if scale_ptr is not None:
         scale = tl.load(
-            scale_ptr + batch * scale_row_stride + column, mask=in_columns, other=0.0
+            scale_ptr + batch_index * scale_row_stride + column, mask=in_columns, other=0.0
         ).to(COMPUTE)
     dscale = tl.zeros((1, BLOCK), COMPUTE)
     dshift = tl.zeros((1, BLOCK), COMPUTE)
 
     for start in tl.range(group % n_splits * ROWS, n_places, n_splits * ROWS, num_stages=STAGES):
-        place = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
-        row = batch * n_places + place
-        in_rows = place < n_places
+        place_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        row = batch_index * n_places + place_index
+        in_rows = place_index < n_places
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
