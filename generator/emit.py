@@ -329,10 +329,18 @@ def clamp_int(value, low, high):
     "row_sum": """@triton.jit
 def row_sum(values):
     return tl.sum(values, axis=1, keep_dims=True)""",
+    "row_quotient": '''@triton.jit
+def row_quotient(total, count):
+    """total / count, rounded to nearest: in float32, ``/`` is off by up to two steps on a GPU."""
+    if total.dtype == tl.float64:
+        quotient = total / count
+    else:
+        quotient = tl.div_rn(total, tl.cast(count, tl.float32))
+    return quotient''',
     "row_mean": '''@triton.jit
 def row_mean(values, n_columns):
     """The mean over the real columns: padding is 0 and is not counted."""
-    return tl.sum(values, axis=1, keep_dims=True) / n_columns''',
+    return row_quotient(tl.sum(values, axis=1, keep_dims=True), n_columns)''',
     "row_max": """@triton.jit
 def row_max(values):
     return tl.reduce(values, 1, nan_maximum, keep_dims=True)""",
@@ -367,7 +375,7 @@ def rescale_open_sum(total, before, maximum):
 def merge_moments(mean, squares, values, in_columns, start, n_columns, BLOCK: tl.constexpr):
     """Adds a chunk to a row's running mean and sum((values - mean) ** 2)."""
     count = tl.minimum(n_columns - start, BLOCK).to(mean.dtype)
-    chunk_mean = row_sum(values) / count
+    chunk_mean = row_quotient(row_sum(values), count)
     centered = tl.where(in_columns, values - chunk_mean, 0.0)
     step = (chunk_mean - mean) * (count / (start + count))
     squares += row_sum(centered * centered) + (chunk_mean - mean) * (step * start)
@@ -447,7 +455,8 @@ _HELPER_NEEDS = {
     "row_max": ("nan_maximum",),
     "row_min": ("nan_minimum",),
     "merge_exp_sum": ("nan_maximum", "row_max", "row_sum"),
-    "merge_moments": ("row_sum",),
+    "merge_moments": ("row_sum", "row_quotient"),
+    "row_mean": ("row_quotient",),
     "floor_divide_int": ("floor_modulo_int",),
     "group_sum": ("column_sum",),
 }

@@ -240,7 +240,7 @@ _GENERATED = """
     tests tl torch total triton
     column_sum compute floor_divide floor_divide_int floor_modulo floor_modulo_int gradients
     group_sum has_columns math merge_exp_sum merge_moments n_sums name nan_maximum nan_minimum
-    partials power problem round_half_even row_max row_mean row_min row_sum save stages
+    partials power problem round_half_even row_max row_mean row_min row_quotient row_sum save stages
     backward_plan clamp_int double_backward_plan forward_ctx forward_plan mark_dirty
     mark_non_differentiable must needs_input_grad save_for_backward saved_tensors
     set_materialize_grads takes random_at rescale_exp_sum rescale_open_sum

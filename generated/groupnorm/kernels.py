@@ -11,9 +11,19 @@ def row_sum(values):
 
 
 @triton.jit
+def row_quotient(total, count):
+    """total / count, rounded to nearest: in float32, ``/`` is off by up to two steps on a GPU."""
+    if total.dtype == tl.float64:
+        quotient = total / count
+    else:
+        quotient = tl.div_rn(total, tl.cast(count, tl.float32))
+    return quotient
+
+
+@triton.jit
 def row_mean(values, n_columns):
     """The mean over the real columns: padding is 0 and is not counted."""
-    return tl.sum(values, axis=1, keep_dims=True) / n_columns
+    return row_quotient(tl.sum(values, axis=1, keep_dims=True), n_columns)
 
 
 @triton.jit
@@ -25,7 +35,7 @@ def column_sum(values):
 def merge_moments(mean, squares, values, in_columns, start, n_columns, BLOCK: tl.constexpr):
     """Adds a chunk to a row's running mean and sum((values - mean) ** 2)."""
     count = tl.minimum(n_columns - start, BLOCK).to(mean.dtype)
-    chunk_mean = row_sum(values) / count
+    chunk_mean = row_quotient(row_sum(values), count)
     centered = tl.where(in_columns, values - chunk_mean, 0.0)
     step = (chunk_mean - mean) * (count / (start + count))
     squares += row_sum(centered * centered) + (chunk_mean - mean) * (step * start)

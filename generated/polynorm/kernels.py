@@ -6,20 +6,19 @@ import triton.language as tl
 
 
 @triton.jit
-def nan_maximum(left, right):
-    """The larger; NaN if either is, which ``tl.maximum`` alone would drop."""
-    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
+def row_quotient(total, count):
+    """total / count, rounded to nearest: in float32, ``/`` is off by up to two steps on a GPU."""
+    if total.dtype == tl.float64:
+        quotient = total / count
+    else:
+        quotient = tl.div_rn(total, tl.cast(count, tl.float32))
+    return quotient
 
 
 @triton.jit
 def row_mean(values, n_columns):
     """The mean over the real columns: padding is 0 and is not counted."""
-    return tl.sum(values, axis=1, keep_dims=True) / n_columns
-
-
-@triton.jit
-def row_max(values):
-    return tl.reduce(values, 1, nan_maximum, keep_dims=True)
+    return row_quotient(tl.sum(values, axis=1, keep_dims=True), n_columns)
 
 
 @triton.jit
@@ -55,8 +54,8 @@ def polynorm_forward_resident(
     linear_ptr,
     bias_ptr,
     y_ptr,
-    top_ptr,
     r1_ptr,
+    scale_ptr,
     r2_ptr,
     r3_ptr,
     x_row_stride,
@@ -81,31 +80,29 @@ def polynorm_forward_resident(
     eps = tl.full((1, 1), eps, COMPUTE)
 
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-    # top = maximum(max(abs(x)), 1e-6)
-    top = nan_maximum(
-        row_max(tl.where(in_columns, tl.abs(x), float("-inf"))), tl.full((1, 1), 1e-06, COMPUTE)
-    )
-    if top_ptr is not None:
-        tl.store(top_ptr + row, top, mask=in_rows)
-
-    u = x / top
-    t2 = top * top
-    # r1 = rsqrt(mean(u * u) + eps / t2)
-    r1 = tl.rsqrt(row_mean(u * u, n_columns) + eps / t2)
+    # r1 = rsqrt(mean(x * x) + eps)
+    r1 = tl.rsqrt(row_mean(x * x, n_columns) + eps)
     if r1_ptr is not None:
         tl.store(r1_ptr + row, r1, mask=in_rows)
 
-    # r2 = rsqrt(mean((u * u) * (u * u)) + eps / (t2 * t2))
-    r2 = tl.rsqrt(row_mean(u * u * (u * u), n_columns) + eps / (t2 * t2))
+    # scale = r1 if r1 > 0 else 1
+    scale = tl.where(r1 > 0, r1, 1)
+    if scale_ptr is not None:
+        tl.store(scale_ptr + row, scale, mask=in_rows)
+
+    u = x * scale
+    s2 = scale * scale
+    # r2 = rsqrt(mean((u * u) * (u * u)) + eps * (s2 * s2))
+    r2 = tl.rsqrt(row_mean(u * u * (u * u), n_columns) + eps * (s2 * s2))
     if r2_ptr is not None:
         tl.store(r2_ptr + row, r2, mask=in_rows)
 
-    # r3 = rsqrt(mean((u * u * u) * (u * u * u)) + eps / (t2 * t2 * t2))
-    r3 = tl.rsqrt(row_mean(u * u * u * (u * u * u), n_columns) + eps / (t2 * t2 * t2))
+    # r3 = rsqrt(mean((u * u * u) * (u * u * u)) + eps * (s2 * s2 * s2))
+    r3 = tl.rsqrt(row_mean(u * u * u * (u * u * u), n_columns) + eps * (s2 * s2 * s2))
     if r3_ptr is not None:
         tl.store(r3_ptr + row, r3, mask=in_rows)
 
-    p1 = u * r1
+    p1 = x * r1
     p2 = u * u * r2
     p3 = u * u * u * r3
     # y = cubic * p3 + square * p2 + linear * p1 + bias
@@ -123,8 +120,8 @@ def polynorm_forward_streaming(
     linear_ptr,
     bias_ptr,
     y_ptr,
-    top_ptr,
     r1_ptr,
+    scale_ptr,
     r2_ptr,
     r3_ptr,
     x_row_stride,
@@ -145,24 +142,26 @@ def polynorm_forward_streaming(
         bias = tl.full((1, 1), tl.load(bias_ptr), COMPUTE)
     eps = tl.full((1, 1), eps, COMPUTE)
 
-    max_abs_x_lanes = tl.full((ROWS, BLOCK), float("-inf"), COMPUTE)
+    mean_x_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
     for start in tl.range(0, n_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        max_abs_x_lanes = nan_maximum(
-            max_abs_x_lanes, tl.where(in_columns, tl.abs(x), float("-inf"))
-        )
-    max_abs_x = row_max(max_abs_x_lanes)
-    # top = maximum(max(abs(x)), 1e-6)
-    top = nan_maximum(max_abs_x, tl.full((1, 1), 1e-06, COMPUTE))
-    if top_ptr is not None:
-        tl.store(top_ptr + row, top, mask=in_rows)
+        mean_x_squared_lanes += x * x
+    mean_x_squared = row_mean(mean_x_squared_lanes, n_columns)
+    # r1 = rsqrt(mean(x * x) + eps)
+    r1 = tl.rsqrt(mean_x_squared + eps)
+    if r1_ptr is not None:
+        tl.store(r1_ptr + row, r1, mask=in_rows)
 
-    t2 = top * top
+    # scale = r1 if r1 > 0 else 1
+    scale = tl.where(r1 > 0, r1, 1)
+    if scale_ptr is not None:
+        tl.store(scale_ptr + row, scale, mask=in_rows)
 
-    mean_u_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
+    s2 = scale * scale
+
     mean_u_squared_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
     mean_u_squared_u_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
     for start in tl.range(0, n_columns, BLOCK):
@@ -170,25 +169,18 @@ def polynorm_forward_streaming(
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        u = x / top
-        mean_u_squared_lanes += u * u
+        u = x * scale
         mean_u_squared_squared_lanes += u * u * (u * u)
         mean_u_squared_u_squared_lanes += u * u * u * (u * u * u)
-    mean_u_squared = row_mean(mean_u_squared_lanes, n_columns)
     mean_u_squared_squared = row_mean(mean_u_squared_squared_lanes, n_columns)
     mean_u_squared_u_squared = row_mean(mean_u_squared_u_squared_lanes, n_columns)
-    # r1 = rsqrt(mean(u * u) + eps / t2)
-    r1 = tl.rsqrt(mean_u_squared + eps / t2)
-    if r1_ptr is not None:
-        tl.store(r1_ptr + row, r1, mask=in_rows)
-
-    # r2 = rsqrt(mean((u * u) * (u * u)) + eps / (t2 * t2))
-    r2 = tl.rsqrt(mean_u_squared_squared + eps / (t2 * t2))
+    # r2 = rsqrt(mean((u * u) * (u * u)) + eps * (s2 * s2))
+    r2 = tl.rsqrt(mean_u_squared_squared + eps * (s2 * s2))
     if r2_ptr is not None:
         tl.store(r2_ptr + row, r2, mask=in_rows)
 
-    # r3 = rsqrt(mean((u * u * u) * (u * u * u)) + eps / (t2 * t2 * t2))
-    r3 = tl.rsqrt(mean_u_squared_u_squared + eps / (t2 * t2 * t2))
+    # r3 = rsqrt(mean((u * u * u) * (u * u * u)) + eps * (s2 * s2 * s2))
+    r3 = tl.rsqrt(mean_u_squared_u_squared + eps * (s2 * s2 * s2))
     if r3_ptr is not None:
         tl.store(r3_ptr + row, r3, mask=in_rows)
 
@@ -197,8 +189,8 @@ def polynorm_forward_streaming(
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        u = x / top
-        p1 = u * r1
+        u = x * scale
+        p1 = x * r1
         p2 = u * u * r2
         p3 = u * u * u * r3
         # y = cubic * p3 + square * p2 + linear * p1 + bias
@@ -214,8 +206,8 @@ def polynorm_backward_resident(
     cubic_ptr,
     square_ptr,
     linear_ptr,
-    top_ptr,
     r1_ptr,
+    scale_ptr,
     r2_ptr,
     r3_ptr,
     dy_ptr,
@@ -251,13 +243,13 @@ def polynorm_backward_resident(
         in_rows = row < n_rows
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        top = tl.load(top_ptr + row, mask=in_rows, other=0.0)
         r1 = tl.load(r1_ptr + row, mask=in_rows, other=0.0)
+        scale = tl.load(scale_ptr + row, mask=in_rows, other=0.0)
         r2 = tl.load(r2_ptr + row, mask=in_rows, other=0.0)
         r3 = tl.load(r3_ptr + row, mask=in_rows, other=0.0)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        u = x / top
-        p1 = u * r1
+        u = x * scale
+        p1 = x * r1
         p2 = u * u * r2
         p3 = u * u * u * r3
 
@@ -268,20 +260,20 @@ def polynorm_backward_resident(
             g2 = square * r2 * (dy - p2 * row_mean(dy * p2, n_columns))
             # g3 = cubic * r3 * (dy - p3 * mean(dy * p3))
             g3 = cubic * r3 * (dy - p3 * row_mean(dy * p3, n_columns))
-            dx = (g1 + 2 * u * g2 + 3 * u * u * g3) / top
+            dx = g1 + scale * (2 * u * g2 + 3 * u * u * g3)
             tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
 
         if dcubic_partial_ptr is not None:
             # dcubic = sum_rows(dy * p3)
-            dcubic += column_sum(tl.where(in_rows, dy * p3, 0.0))
+            dcubic += column_sum(dy * p3)
 
         if dsquare_partial_ptr is not None:
             # dsquare = sum_rows(dy * p2)
-            dsquare += column_sum(tl.where(in_rows, dy * p2, 0.0))
+            dsquare += column_sum(dy * p2)
 
         if dlinear_partial_ptr is not None:
             # dlinear = sum_rows(dy * p1)
-            dlinear += column_sum(tl.where(in_rows, dy * p1, 0.0))
+            dlinear += column_sum(dy * p1)
 
         if dbias_partial_ptr is not None:
             # dbias = sum_rows(dy)
@@ -300,8 +292,8 @@ def polynorm_backward_resident(
 @triton.jit(do_not_specialize=["n_rows"])
 def polynorm_backward_split_rows(
     x_ptr,
-    top_ptr,
     r1_ptr,
+    scale_ptr,
     r2_ptr,
     r3_ptr,
     dy_ptr,
@@ -319,8 +311,8 @@ def polynorm_backward_split_rows(
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    top = tl.load(top_ptr + row, mask=in_rows, other=0.0)
     r1 = tl.load(r1_ptr + row, mask=in_rows, other=0.0)
+    scale = tl.load(scale_ptr + row, mask=in_rows, other=0.0)
     r2 = tl.load(r2_ptr + row, mask=in_rows, other=0.0)
     r3 = tl.load(r3_ptr + row, mask=in_rows, other=0.0)
 
@@ -333,8 +325,8 @@ def polynorm_backward_split_rows(
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        u = x / top
-        p1 = u * r1
+        u = x * scale
+        p1 = x * r1
         p2 = u * u * r2
         p3 = u * u * u * r3
         mean_dy_p1_lanes += dy * p1
@@ -354,8 +346,8 @@ def polynorm_backward_split_columns(
     cubic_ptr,
     square_ptr,
     linear_ptr,
-    top_ptr,
     r1_ptr,
+    scale_ptr,
     r2_ptr,
     r3_ptr,
     dy_ptr,
@@ -394,8 +386,8 @@ def polynorm_backward_split_columns(
         in_rows = row < n_rows
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        top = tl.load(top_ptr + row, mask=in_rows, other=0.0)
         r1 = tl.load(r1_ptr + row, mask=in_rows, other=0.0)
+        scale = tl.load(scale_ptr + row, mask=in_rows, other=0.0)
         r2 = tl.load(r2_ptr + row, mask=in_rows, other=0.0)
         r3 = tl.load(r3_ptr + row, mask=in_rows, other=0.0)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
@@ -405,8 +397,8 @@ def polynorm_backward_split_columns(
             mean_dy_p2 = tl.load(mean_dy_p2_ptr + row, mask=in_rows, other=0.0)
         if mean_dy_p3_ptr is not None:
             mean_dy_p3 = tl.load(mean_dy_p3_ptr + row, mask=in_rows, other=0.0)
-        u = x / top
-        p1 = u * r1
+        u = x * scale
+        p1 = x * r1
         p2 = u * u * r2
         p3 = u * u * u * r3
 
@@ -417,20 +409,20 @@ def polynorm_backward_split_columns(
             g2 = square * r2 * (dy - p2 * mean_dy_p2)
             # g3 = cubic * r3 * (dy - p3 * mean(dy * p3))
             g3 = cubic * r3 * (dy - p3 * mean_dy_p3)
-            dx = (g1 + 2 * u * g2 + 3 * u * u * g3) / top
+            dx = g1 + scale * (2 * u * g2 + 3 * u * u * g3)
             tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
 
         if dcubic_partial_ptr is not None:
             # dcubic = sum_rows(dy * p3)
-            dcubic += column_sum(tl.where(in_rows, dy * p3, 0.0))
+            dcubic += column_sum(dy * p3)
 
         if dsquare_partial_ptr is not None:
             # dsquare = sum_rows(dy * p2)
-            dsquare += column_sum(tl.where(in_rows, dy * p2, 0.0))
+            dsquare += column_sum(dy * p2)
 
         if dlinear_partial_ptr is not None:
             # dlinear = sum_rows(dy * p1)
-            dlinear += column_sum(tl.where(in_rows, dy * p1, 0.0))
+            dlinear += column_sum(dy * p1)
 
         if dbias_partial_ptr is not None:
             # dbias = sum_rows(dy)

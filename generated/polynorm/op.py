@@ -158,8 +158,8 @@ class _PolynormFunction(torch.autograd.Function):
         bias: torch.Tensor | None,
         eps: float,
     ) -> torch.Tensor:
-        y, top, r1, r2, r3 = _forward(x, cubic, square, linear, bias, eps, save=True)
-        ctx.save_for_backward(x, cubic, square, linear, top, r1, r2, r3)
+        y, r1, scale, r2, r3 = _forward(x, cubic, square, linear, bias, eps, save=True)
+        ctx.save_for_backward(x, cubic, square, linear, r1, scale, r2, r3)
         ctx.shape, ctx.device = x.shape, x.device
         ctx.dx_dtype = x.dtype
         ctx.dcubic_dtype = cubic.dtype
@@ -178,12 +178,12 @@ class _PolynormFunction(torch.autograd.Function):
         ctx: Any,
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        x, cubic, square, linear, top, r1, r2, r3 = ctx.saved_tensors
+        x, cubic, square, linear, r1, scale, r2, r3 = ctx.saved_tensors
         with torch.no_grad():
-            gradients = _backward(ctx, x, cubic, square, linear, top, r1, r2, r3, dy)
+            gradients = _backward(ctx, x, cubic, square, linear, r1, scale, r2, r3, dy)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
-            gradients = _once(gradients, x, cubic, square, linear, top, r1, r2, r3, dy)
+            gradients = _once(gradients, x, cubic, square, linear, r1, scale, r2, r3, dy)
         dx, dcubic, dsquare, dlinear, dbias = gradients
         return dx, dcubic, dsquare, dlinear, dbias, None
 
@@ -226,12 +226,12 @@ def _forward(
     n_rows = x.numel() // n_columns
     compute = _compute_dtype(x, cubic, square, linear, bias)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    top = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
     r1 = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
+    scale = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
     r2 = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
     r3 = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
     if n_rows == 0:
-        return y, top, r1, r2, r3
+        return y, r1, scale, r2, r3
 
     plan = forward_plan(n_columns, compute)
     kernel = {
@@ -246,8 +246,8 @@ def _forward(
             linear,
             bias,
             y,
-            top,
             r1,
+            scale,
             r2,
             r3,
             _row_stride(x),
@@ -261,7 +261,7 @@ def _forward(
             enable_fp_fusion=plan.rows == 1,
         )
     calls[f"forward.{plan.schedule}"] += 1
-    return y, top, r1, r2, r3
+    return y, r1, scale, r2, r3
 
 
 def _backward(
@@ -270,8 +270,8 @@ def _backward(
     cubic: torch.Tensor,
     square: torch.Tensor,
     linear: torch.Tensor,
-    top: torch.Tensor,
     r1: torch.Tensor,
+    scale: torch.Tensor,
     r2: torch.Tensor,
     r3: torch.Tensor,
     dy: torch.Tensor,
@@ -342,8 +342,8 @@ def _backward(
                 cubic,
                 square,
                 linear,
-                top,
                 r1,
+                scale,
                 r2,
                 r3,
                 dy,
@@ -373,8 +373,8 @@ def _backward(
                 mean_dy_p3 = torch.empty(n_rows, dtype=compute, device=device)
                 polynorm_backward_split_rows[(n_rows,)](
                     x,
-                    top,
                     r1,
+                    scale,
                     r2,
                     r3,
                     dy,
@@ -395,8 +395,8 @@ def _backward(
                 cubic,
                 square,
                 linear,
-                top,
                 r1,
+                scale,
                 r2,
                 r3,
                 dy,

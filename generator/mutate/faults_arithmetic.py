@@ -24,9 +24,16 @@ def _mean_by_block(op: OpText) -> Iterator[Site]:
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
                 if ast.unparse(node.right) == "n_columns":
                     yield site(op.kernels, node.right, block, node)
-            elif called(node) == "row_mean":
+            elif _divides_by_columns(node):
                 assert isinstance(node, ast.Call)
                 yield site(op.kernels, node.args[1], block, node)
+
+
+def _divides_by_columns(node: ast.AST) -> bool:
+    """Whether the second argument of a call is the N that its first is divided by."""
+    if not isinstance(node, ast.Call) or called(node) not in ("row_mean", "row_quotient"):
+        return False
+    return ast.unparse(node.args[1]) == "n_columns"
 
 
 @kind("mean-is-sum", "a mean is not divided by anything")
@@ -36,7 +43,7 @@ def _mean_is_sum(op: OpText) -> Iterator[Site]:
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
                 if ast.unparse(node.right) == "n_columns":
                     yield site(op.kernels, node, op.kernels.atom(node.left))
-            elif called(node) == "row_mean":
+            elif _divides_by_columns(node):
                 assert isinstance(node, ast.Call)
                 yield site(op.kernels, node.args[1], "1", node)
 
