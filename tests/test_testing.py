@@ -791,6 +791,18 @@ def test_cases_by_pairs():
     assert testing.by_pairs("a", "xy", (1,)) == [("a", "x", 1), ("a", "y", 1)]
 
 
+def test_cases_of_special_rows():
+    cases = testing.special_cases(("shipped", "lowered"), ("float16", "float32"))
+    assert {case[:2] for case in cases} == {
+        (name, path) for name in testing.SPECIAL_ROWS for path in ("shipped", "lowered")
+    }
+    assert ("zeros", "shipped", "float16") in cases and ("zeros", "lowered", "float32") in cases
+    assert ("ones", "shipped", "float32") in cases and ("ones", "lowered", "float16") in cases
+    large = [case for case in cases if case[0] == "large"]
+    assert [dtype for _, _, dtype in large] == ["float32", "float32"]
+    assert not [c for c in testing.special_cases(("shipped",), ("float16",)) if c[0] == "large"]
+
+
 def test_subsets_and_mixtures():
     assert testing.subsets(("a", "b")) == [(), ("a",), ("b",), ("a", "b")]
     assert len(testing.subsets("abc")) == 8

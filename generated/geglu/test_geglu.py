@@ -100,8 +100,7 @@ def test_worked_case(case, path):
 
 
 @pytest.mark.parametrize(
-    ("special", "path", "dtype"),
-    testing.by_pairs(testing.SPECIAL_ROWS, PATHS, ("float16", "float32")),
+    ("special", "path", "dtype"), testing.special_cases(PATHS, ("float16", "float32"))
 )
 def test_special_row(special, path, dtype):
     testing.check_special(OP, special, dtype, path)

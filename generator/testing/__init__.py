@@ -59,7 +59,7 @@ from kgen.testing.second_order import (
     check_second_order_wanted,
     check_thrice,
 )
-from kgen.testing.special import SPECIAL_ROWS
+from kgen.testing.special import SPECIAL_ROWS, special_cases
 
 __all__ = [
     "INPUT_LAYOUTS",
@@ -113,5 +113,6 @@ __all__ = [
     "mixtures",
     "refusals",
     "require_device",
+    "special_cases",
     "subsets",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from kgen.testing.samples import dtype_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +60,13 @@ SPECIAL_ROWS: dict[str, Special] = {
     "last_chunks_minus_inf": Special(_set(slice(128, None), -torch.inf)),
     "one_finite": Special(lambda row: _set(-1, 1.5)(torch.full_like(row, -torch.inf))),
 }
+
+
+def special_cases(paths: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Every row on every path; those of the dtypes that hold its values take turns."""
+    cases = []
+    for place, (name, row) in enumerate(SPECIAL_ROWS.items()):
+        holding = [dtype for dtype in dtypes if row.fits(dtype_of(dtype))]
+        for turn, path in enumerate(paths if holding else ()):
+            cases.append((name, path, holding[(place + turn) % len(holding)]))
+    return cases

@@ -81,22 +81,22 @@ def _keep_operands() -> None:
         TritonSemantic.binary_op_type_checking_impl,
         TritonSemantic.broadcast_impl_value,
     )
-    fitting: set[object] = set()
+    uncast: set[object] = set()
     known: dict[object, tuple[Any, Any]] = {}
 
     def check_types(self: Any, lhs: Any, rhs: Any, *flags: bool, **named: bool) -> Any:
         if type(lhs) is not core.tensor or type(rhs) is not core.tensor:
             return check(self, lhs, rhs, *flags, **named)
         key = lhs.type.name, rhs.type.name, flags, *named.items()
-        if key in fitting:
-            return lhs, rhs
-        operands = check(self, lhs, rhs, *flags, **named)
-        if operands[0] is lhs and operands[1] is rhs:
-            fitting.add(key)
-        return operands
+        if key in uncast:
+            return broadcast_both(self, lhs, rhs)
+        left, right = check(self, lhs, rhs, *flags, **named)
+        if left.dtype == lhs.dtype and right.dtype == rhs.dtype:
+            uncast.add(key)
+        return left, right
 
     def spread(self: Any, operand: Any, wanted: Any) -> Any:
-        if operand.type.name == wanted.name:
+        if operand.type is wanted or operand.type.name == wanted.name:
             return operand
         if operand.type.is_block():
             handle = self.builder.create_broadcast(operand.handle, wanted.shape.values)
