@@ -387,7 +387,9 @@ def _origin(origin: str) -> Path:
 def _renamed(text: str, old: str, name: str) -> str:
     """The text with another op's name, a summary that asks to be written, no class and no peers."""
     for key in ("module", "peers"):
-        text = re.sub(rf"^{key}:.*\n(?:[ \t\-\]].*\n)*\n?", "", text, count=1, flags=re.MULTILINE)
+        # With the empty line after it only if there is one before it, too.
+        block = rf"{key}:.*\n(?:[ \t\-\]].*\n)*"
+        text = re.sub(rf"(?<=\n\n){block}\n?|^{block}", "", text, count=1, flags=re.MULTILINE)
     text, renamed = re.subn(
         rf"^(op:[ \t]*)(['\"]?){re.escape(old)}\2(?=\s|$)",
         lambda match: f"{match[1]}{name}",
