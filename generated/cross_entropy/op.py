@@ -94,8 +94,8 @@ def cross_entropy(
         capped: True or False; each compiles to a kernel of its own.
         softcap: a finite float of at least 0.001.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``cross_entropy_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         loss: (...), float32, or float64 when an input is.

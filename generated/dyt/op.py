@@ -76,8 +76,8 @@ def dyt(
         weight: (N,), float16, bfloat16, float32 or float64, optional: 1 when not given.
         bias: (N,), float16, bfloat16, float32 or float64, optional: 0 when not given.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``dyt_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         y: (..., N), the dtype of x.

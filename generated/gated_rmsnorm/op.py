@@ -84,8 +84,8 @@ def gated_rmsnorm(
         eps: a finite float of at least 0.
         norm_before_gate: True or False; each compiles to a kernel of its own.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``gated_rmsnorm_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         y: (..., N), the dtype of x.

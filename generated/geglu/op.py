@@ -65,8 +65,8 @@ def geglu(
         up: (..., N), float16, bfloat16, float32 or float64.
         approximate: True or False; each compiles to a kernel of its own.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``geglu_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         y: (..., N), the dtype of gate.

@@ -77,8 +77,8 @@ def head_rmsnorm(
             optional: 1 when not given.
         eps: a finite float of at least 0.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``head_rmsnorm_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         y: (..., N), the dtype of x.

@@ -78,8 +78,8 @@ def jsd(
         target: (..., N), float16, bfloat16, float32 or float64.
         beta: a finite float from 0 to 1.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``jsd_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         loss: (...), float32, or float64 when an input is.

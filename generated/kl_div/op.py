@@ -67,8 +67,8 @@ def kl_div(
         target: (..., N), float16, bfloat16, float32 or float64.
         log_target: True or False; each compiles to a kernel of its own.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``kl_div_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         loss: (...), float32, or float64 when an input is.

@@ -58,8 +58,8 @@ def logsumexp(
     Args:
         x: (..., N), float16, bfloat16, float32 or float64.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``logsumexp_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         lse: (...), float32, or float64 when an input is.

@@ -69,8 +69,8 @@ def masked_softmax(
         keep: (..., N), bool.
         scale: a finite float.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``masked_softmax_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         y: (..., N), the dtype of x.

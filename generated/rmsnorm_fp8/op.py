@@ -66,8 +66,8 @@ def rmsnorm_fp8(
         weight: (N,), float16, bfloat16, float32 or float64, optional: 1 when not given.
         eps: a finite float of at least 0.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``rmsnorm_fp8_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         q: (..., N), float8_e4m3fn.

@@ -75,8 +75,8 @@ def scalenorm(
         gain: (), float16, bfloat16, float32 or float64.
         eps: a finite float of at least 0.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``scalenorm_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         y: (..., N), the dtype of x.

@@ -63,8 +63,8 @@ def softcapped_softmax(
         x: (..., N), float16, bfloat16, float32 or float64.
         cap: a finite float of at least 0.001.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``softcapped_softmax_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         y: (..., N), the dtype of x.

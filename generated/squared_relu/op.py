@@ -58,8 +58,8 @@ def squared_relu(
     Args:
         x: (..., N), float16, bfloat16, float32 or float64.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``squared_relu_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         y: (..., N), the dtype of x.

@@ -62,8 +62,8 @@ def swiglu(
         gate: (..., N), float16, bfloat16, float32 or float64.
         up: (..., N), float16, bfloat16, float32 or float64.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
-            contiguous; "reference" runs ``swiglu_reference`` where the kernels cannot
-            run. ``calls`` counts both.
+            contiguous; "reference" runs the spec's reference where the kernels cannot run.
+            ``calls`` counts both.
 
     Returns:
         y: (..., N), the dtype of gate.
