@@ -142,14 +142,15 @@ def _rows(kernel: Kernel) -> RowsView:
         return RowsView("", "", "\n".join(names))
     lanes = "start + tl.arange(0, ROWS)[:, None].to(tl.int64)"
     at = "row = batch_index * n_places + place_index"
-    walk = "group % n_splits * ROWS, {count}, n_splits * ROWS"
+    split = "split_index = (group % n_splits).to(tl.int32)"
+    walk = "split_index * ROWS, {count}, n_splits * ROWS"
     if kernel.partition is Kind.PER_BATCH:
         inside = [f"place_index = {lanes}", at, "in_rows = place_index < n_places"]
-        part = "batch_index = (group // n_splits).to(tl.int64)"
-        return RowsView(part, walk.format(count="n_places"), "\n".join(inside))
+        parts = ["batch_index = group // n_splits", split]
+        return RowsView("\n".join(parts), walk.format(count="n_places"), "\n".join(inside))
     if kernel.partition is Kind.PER_PLACE:
         inside = [f"batch_index = {lanes}", at, "in_rows = batch_index < n_batches"]
-        parts = ["place_index = (group // n_splits).to(tl.int64)", "n_batches = n_rows // n_places"]
+        parts = ["place_index = group // n_splits", split, "n_batches = n_rows // n_places"]
         return RowsView("\n".join(parts), walk.format(count="n_batches"), "\n".join(inside))
     inside = [f"row = {lanes}", "in_rows = row < n_rows", *names]
     walk = "group * ROWS, n_rows, tl.num_programs(0) * ROWS"

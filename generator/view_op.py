@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from kgen.check import reference_names
-from kgen.ir import Role
+from kgen.ir import Role, seeds_in
 from kgen.schedule import OpSchedule
 from kgen.spec import COMPUTE, Element, Input, Kind, Output, Param, Spec, is_batched
 from kgen.tiles import tile_rule
@@ -267,16 +267,22 @@ class _Wrapper:
             )
             words = f"{input_.name}: {self._shape_docs(input_)}{element}{absent}."
             text.append(wrapped(words, 92, "    "))
-        text += [f"{p.name}: {_takes(p)}." for p in self.spec.params]
+        seeds = seeds_in(self.plan.row_op.forward)
+        for param in self.spec.params:
+            words = f"{param.name}: {_takes(param)}"
+            if param.name in seeds:
+                words += "; the same seed draws the same numbers: every call takes one of its own"
+            text.append(wrapped(f"{words}.", 92, "    "))
         return lines(text)
 
     def _shape_docs(self, input_: Input) -> str:
-        words = _SHAPE_DOCS[input_.kind]
-        if input_.kind is Kind.MATRIX and is_batched(self.spec):
-            words = "(..., T, N)"
+        words = "(..., T, N)" if self._is_batch(input_.kind) else _SHAPE_DOCS[input_.kind]
         if not input_.shares_columns:
             return words
         return f"{words.replace('N', 'K')}, an entry for every N / K columns"
+
+    def _is_batch(self, kind: Kind) -> bool:
+        return kind is Kind.MATRIX and is_batched(self.spec)
 
     def _dtype_docs(self, element: Element) -> str:
         dtypes = {Element.INT: ("int32", "int64"), Element.BOOL: ("bool",)}
@@ -290,7 +296,8 @@ class _Wrapper:
             dtype = f"the dtype of {output.dtype}" if output.dtype in inputs else output.dtype
             dtype = "float32, or float64 when an input is" if output.dtype == COMPUTE else dtype
             kind = self.plan.row_op.output_kind(output)
-            text.append(f"{output.name}: {_SHAPE_DOCS[kind]}, {dtype}.")
+            shape = "(..., T, N)" if self._is_batch(kind) else _SHAPE_DOCS[kind]
+            text.append(f"{output.name}: {shape}, {dtype}.")
         return lines(text)
 
     def checks(self) -> str:

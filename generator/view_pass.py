@@ -245,10 +245,10 @@ class _PassWriter:
         parts = "n_places" if self.each.partition is Kind.PER_PLACE else "n_batches"
         text = []
         if whole:
-            text += self._sum_launch(whole, "", "n_groups")
+            text += self._sum_launch(whole, "1", "n_groups")
         if self.each.partial_sums:
-            text += self._sum_launch(self.each.partial_sums, f" {parts}", "n_splits")
-        if whole and self.each.partial_sums:
+            text += self._sum_launch(self.each.partial_sums, parts, "n_splits")
+        if self.each.partial_sums:
             text.append("if n_sums:")
         text.append(f'    calls["{self.each.name}.column_sums"] += 1')
         return lines(text)
@@ -258,13 +258,16 @@ class _PassWriter:
         condition = "n_sums"
         if len(names) < len(sums):
             condition = " or ".join(f"{name} is not None" for name in names)
+        if set(names) & set(self.each.partial_sums):
+            condition = f"({condition})" if " or " in condition else condition
+            condition = f"n_splits > 1 and {condition}"
         shown = [name in names for name in sums]
-        tile = "triton.cdiv(n_columns, SUM_BLOCK),"
-        if self.each.partition is not None:
-            tile = f"{tile}{parts or ' 1'}"
+        tile = "triton.cdiv(n_columns, SUM_BLOCK)"
+        # There may be more parts than the second axis of a grid can have programs.
+        grid = f"{tile}," if self.each.partition is None else f"{parts}, {tile}"
         return [
             f"if {condition}:",
-            f"    {self.plan.sum_groups(self.each)}[({tile})](",
+            f"    {self.plan.sum_groups(self.each)}[({grid})](",
             *(
                 f"        {f'{n}_partial' if is_shown else 'None'},"
                 for n, is_shown in zip(sums, shown, strict=True)
@@ -288,9 +291,14 @@ class _PassWriter:
             for line in (
                 f"{name}_partial = None",
                 f"if {name} is not None:",
-                f"    {name}_partial = torch.empty({_PARTIAL})",
+                f"    {name}_partial = {self._partial(name)}",
             )
         )
+
+    def _partial(self, name: str) -> str:
+        """Room for the groups' sums; where a part is one group, they are the sums themselves."""
+        empty = f"torch.empty({_PARTIAL})"
+        return f"{name} if n_splits == 1 else {empty}" if name in self.each.partial_sums else empty
 
     def column_bytes(self) -> str:
         """The sizes of the matrices that a kernel with column sums reads."""

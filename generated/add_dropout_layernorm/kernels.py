@@ -56,7 +56,7 @@ def group_sum(
     """The groups' partial column sums, added in a fixed order."""
     total = tl.zeros((GROUPS, BLOCK), COMPUTE)
     for start in tl.range(0, n_groups, GROUPS):
-        group = start + tl.arange(0, GROUPS)[:, None]
+        group = start + tl.arange(0, GROUPS)[:, None].to(tl.int64)
         mask = (group < n_groups) & in_columns
         total += tl.load(partial_ptr + group * n_columns + column, mask=mask, other=0.0)
     return column_sum(total)

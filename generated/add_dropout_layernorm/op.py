@@ -113,7 +113,7 @@ def add_dropout_layernorm(
         weight: (N,), float16, bfloat16, float32 or float64, optional: 1 when not given.
         bias: (N,), float16, bfloat16, float32 or float64, optional: 0 when not given.
         rate: a finite float from 0 to 0.99.
-        seed: an int.
+        seed: an int; the same seed draws the same numbers: every call takes one of its own.
         eps: a finite float of at least 0.
         on_unsupported: "raise"; "copy" makes tensors with strides the kernels do not take
             contiguous; "reference" runs the spec's reference where the kernels cannot run.

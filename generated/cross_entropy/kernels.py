@@ -280,13 +280,12 @@ def cross_entropy_backward_resident(
     slope = (
         tl.where(column == target, label_smoothing - others * r, p) - label_smoothing / n_columns
     )
-    # dz = g * slope + (2 * z_loss * g * lse + dlse) * p
-    dz = 2 * z_loss * g * lse
+    # from_lse = 2 * z_loss * g * lse + dlse
+    from_lse = 2 * z_loss * g * lse
     if dlse_ptr is not None:
-        dz = dz + dlse
-    dz = dz * p
-    dz = dz + g * slope
+        from_lse = from_lse + dlse
 
+    dz = g * slope + from_lse * p
     # dx = dz * (1 - (z / softcap) ** 2) if capped else dz
     dx = dz * (1 - (z / softcap) * (z / softcap)) if CAPPED else dz
     tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
@@ -340,9 +339,10 @@ def cross_entropy_backward_streaming(
     # g = where(target == ignore_index, 0, dloss)
     g = tl.where(target == ignore_index, 0, dloss)
     slope_row = label_smoothing - others * r
-    z_loss_g_lse_plus_dlse = 2 * z_loss * g * lse
+    # from_lse = 2 * z_loss * g * lse + dlse
+    from_lse = 2 * z_loss * g * lse
     if dlse_ptr is not None:
-        z_loss_g_lse_plus_dlse = z_loss_g_lse_plus_dlse + dlse
+        from_lse = from_lse + dlse
 
     for start in tl.range(0, n_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
@@ -355,8 +355,7 @@ def cross_entropy_backward_streaming(
         p = tl.exp(z - m) * r
         # slope = where(column == target, label_smoothing - others * r, p) - label_smoothing / N
         slope = tl.where(column == target, slope_row, p) - label_smoothing / n_columns
-        # dz = g * slope + (2 * z_loss * g * lse + dlse) * p
-        dz = g * slope + z_loss_g_lse_plus_dlse * p
+        dz = g * slope + from_lse * p
         # dx = dz * (1 - (z / softcap) ** 2) if capped else dz
         dx = dz * (1 - (z / softcap) * (z / softcap)) if CAPPED else dz
         tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)

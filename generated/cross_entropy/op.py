@@ -67,7 +67,7 @@ def cross_entropy_reference(
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
     )
-    loss = loss + z_loss * lse.square().masked_fill(targets == ignore_index, 0)
+    loss = loss + (z_loss * lse * lse).masked_fill(targets == ignore_index, 0)
     return loss.reshape(target.shape), lse.reshape(target.shape)
 
 

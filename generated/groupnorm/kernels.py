@@ -56,7 +56,7 @@ def group_sum(
     """The groups' partial column sums, added in a fixed order."""
     total = tl.zeros((GROUPS, BLOCK), COMPUTE)
     for start in tl.range(0, n_groups, GROUPS):
-        group = start + tl.arange(0, GROUPS)[:, None]
+        group = start + tl.arange(0, GROUPS)[:, None].to(tl.int64)
         mask = (group < n_groups) & in_columns
         total += tl.load(partial_ptr + group * n_columns + column, mask=mask, other=0.0)
     return column_sum(total)
@@ -218,8 +218,9 @@ def groupnorm_backward_resident(
     STAGES: tl.constexpr,
 ):
     """Whole rows in registers: n_splits programs for each place take tiles of its rows in turn."""
-    group = tl.program_id(0)
-    place_index = (group // n_splits).to(tl.int64)
+    group = tl.program_id(0).to(tl.int64)
+    place_index = group // n_splits
+    split_index = (group % n_splits).to(tl.int32)
     n_batches = n_rows // n_places
     column = tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
@@ -232,7 +233,7 @@ def groupnorm_backward_resident(
     dweight = tl.zeros((1, BLOCK), COMPUTE)
     dbias = tl.zeros((1, BLOCK), COMPUTE)
 
-    for start in tl.range(group % n_splits * ROWS, n_batches, n_splits * ROWS, num_stages=STAGES):
+    for start in tl.range(split_index * ROWS, n_batches, n_splits * ROWS, num_stages=STAGES):
         batch_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
         row = batch_index * n_places + place_index
         in_rows = batch_index < n_batches
@@ -347,8 +348,9 @@ def groupnorm_backward_split_columns(
     STAGES: tl.constexpr,
 ):
     """BLOCK columns: n_splits programs for each place take tiles of its rows in turn."""
-    group = tl.program_id(0)
-    place_index = (group // n_splits).to(tl.int64)
+    group = tl.program_id(0).to(tl.int64)
+    place_index = group // n_splits
+    split_index = (group % n_splits).to(tl.int32)
     n_batches = n_rows // n_places
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
@@ -361,7 +363,7 @@ def groupnorm_backward_split_columns(
     dweight = tl.zeros((1, BLOCK), COMPUTE)
     dbias = tl.zeros((1, BLOCK), COMPUTE)
 
-    for start in tl.range(group % n_splits * ROWS, n_batches, n_splits * ROWS, num_stages=STAGES):
+    for start in tl.range(split_index * ROWS, n_batches, n_splits * ROWS, num_stages=STAGES):
         batch_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
         row = batch_index * n_places + place_index
         in_rows = batch_index < n_batches
@@ -412,8 +414,8 @@ def groupnorm_sum_groups(
     BLOCK: tl.constexpr,
 ):
     """Adds up what the groups of rows have left of each column sum, part by part."""
-    part = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    part = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if dweight_ptr is not None:
         dweight = group_sum(

@@ -33,7 +33,7 @@ FLOATS = (
     torch.float64,
 )
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
-MAX_COLUMNS = 262144
+MAX_COLUMNS = 1048576
 MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
@@ -87,7 +87,7 @@ def groupnorm(
             ``calls`` counts both.
 
     Returns:
-        y: (..., N), the dtype of x.
+        y: (..., T, N), the dtype of x.
 
     Raises:
         TypeError: for an argument of the wrong type or dtype.
@@ -289,10 +289,18 @@ def _backward(
     stages = _stages(plan, x.itemsize + dy.itemsize, device)
     dweight_partial = None
     if dweight is not None:
-        dweight_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
+        dweight_partial = (
+            dweight
+            if n_splits == 1
+            else torch.empty((n_groups, n_columns), dtype=compute, device=device)
+        )
     dbias_partial = None
     if dbias is not None:
-        dbias_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
+        dbias_partial = (
+            dbias
+            if n_splits == 1
+            else torch.empty((n_groups, n_columns), dtype=compute, device=device)
+        )
     with _on(device):
         if plan.schedule == "resident":
             groupnorm_backward_resident[(n_groups,)](
@@ -371,8 +379,8 @@ def _backward(
                 num_warps=plan.warps,
                 enable_fp_fusion=plan.rows == 1,
             )
-        if n_sums:
-            groupnorm_sum_groups[(triton.cdiv(n_columns, SUM_BLOCK), n_places)](
+        if n_splits > 1 and n_sums:
+            groupnorm_sum_groups[(n_places, triton.cdiv(n_columns, SUM_BLOCK))](
                 dweight_partial,
                 dbias_partial,
                 dweight,
@@ -383,6 +391,7 @@ def _backward(
                 GROUPS=SUM_GROUPS,
                 BLOCK=SUM_BLOCK,
             )
+        if n_sums:
             calls["backward.column_sums"] += 1
     if dweight is not None:
         dweight = _folded(dweight, ctx.weight_shape, ctx.dweight_dtype)

@@ -81,7 +81,7 @@ def head_rmsnorm(
             ``calls`` counts both.
 
     Returns:
-        y: (..., N), the dtype of x.
+        y: (..., T, N), the dtype of x.
 
     Raises:
         TypeError: for an argument of the wrong type or dtype.
@@ -255,7 +255,11 @@ def _backward(
     stages = _stages(plan, x.itemsize + dy.itemsize, device)
     dweight_partial = None
     if dweight is not None:
-        dweight_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
+        dweight_partial = (
+            dweight
+            if n_splits == 1
+            else torch.empty((n_groups, n_columns), dtype=compute, device=device)
+        )
     with _on(device):
         if plan.schedule == "resident":
             head_rmsnorm_backward_resident[(n_groups,)](
@@ -322,8 +326,8 @@ def _backward(
                 num_warps=plan.warps,
                 enable_fp_fusion=plan.rows == 1,
             )
-        if n_sums:
-            head_rmsnorm_sum_groups[(triton.cdiv(n_columns, SUM_BLOCK), n_places)](
+        if n_splits > 1 and n_sums:
+            head_rmsnorm_sum_groups[(n_places, triton.cdiv(n_columns, SUM_BLOCK))](
                 dweight_partial,
                 dweight,
                 n_splits,
@@ -332,6 +336,7 @@ def _backward(
                 GROUPS=SUM_GROUPS,
                 BLOCK=SUM_BLOCK,
             )
+        if n_sums:
             calls["backward.column_sums"] += 1
     calls[f"backward.{plan.schedule}"] += 1
     return dx, dweight

@@ -114,6 +114,7 @@ def logsumexp_backward_resident(
     x_ptr,
     m_ptr,
     s_ptr,
+    lse_ptr,
     dlse_ptr,
     dx_ptr,
     x_row_stride,
@@ -133,9 +134,10 @@ def logsumexp_backward_resident(
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
     m = tl.load(m_ptr + row, mask=in_rows, other=0.0)
     s = tl.load(s_ptr + row, mask=in_rows, other=0.0)
+    lse = tl.load(lse_ptr + row, mask=in_rows, other=0.0).to(COMPUTE)
     dlse = tl.load(dlse_ptr + row * dlse_row_stride, mask=in_rows, other=0.0).to(COMPUTE)
-    # dx = exp(x - m) * (dlse / s)
-    dx = tl.exp(x - m) * (dlse / s)
+    # dx = exp(x - where(lse == inf, lse, m)) * (dlse / s)
+    dx = tl.exp(x - tl.where(lse == float("inf"), lse, m)) * (dlse / s)
     tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
 
 
@@ -144,6 +146,7 @@ def logsumexp_backward_streaming(
     x_ptr,
     m_ptr,
     s_ptr,
+    lse_ptr,
     dlse_ptr,
     dx_ptr,
     x_row_stride,
@@ -159,7 +162,9 @@ def logsumexp_backward_streaming(
     in_rows = row < n_rows
     m = tl.load(m_ptr + row, mask=in_rows, other=0.0)
     s = tl.load(s_ptr + row, mask=in_rows, other=0.0)
+    lse = tl.load(lse_ptr + row, mask=in_rows, other=0.0).to(COMPUTE)
     dlse = tl.load(dlse_ptr + row * dlse_row_stride, mask=in_rows, other=0.0).to(COMPUTE)
+    where_equal_lse_lse_m = tl.where(lse == float("inf"), lse, m)
     dlse_over_s = dlse / s
 
     for start in tl.range(0, n_columns, BLOCK):
@@ -167,6 +172,6 @@ def logsumexp_backward_streaming(
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        # dx = exp(x - m) * (dlse / s)
-        dx = tl.exp(x - m) * dlse_over_s
+        # dx = exp(x - where(lse == inf, lse, m)) * (dlse / s)
+        dx = tl.exp(x - where_equal_lse_lse_m) * dlse_over_s
         tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)

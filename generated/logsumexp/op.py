@@ -109,7 +109,7 @@ class _LogsumexpFunction(torch.autograd.Function):
         x: torch.Tensor,
     ) -> torch.Tensor:
         lse, m, s = _forward(x, save=True)
-        ctx.save_for_backward(x, m, s)
+        ctx.save_for_backward(x, m, s, lse)
         ctx.shape, ctx.device = x.shape, x.device
         ctx.dx_dtype = x.dtype
         ctx.compute = _compute_dtype(x)
@@ -120,12 +120,12 @@ class _LogsumexpFunction(torch.autograd.Function):
         ctx: Any,
         dlse: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        x, m, s = ctx.saved_tensors
+        x, m, s, lse = ctx.saved_tensors
         with torch.no_grad():
-            gradients = _backward(ctx, x, m, s, dlse)
+            gradients = _backward(ctx, x, m, s, lse, dlse)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
-            gradients = _once(gradients, x, m, s, dlse)
+            gradients = _once(gradients, x, m, s, lse, dlse)
         (dx,) = gradients
         return (dx,)
 
@@ -195,6 +195,7 @@ def _backward(
     x: torch.Tensor,
     m: torch.Tensor,
     s: torch.Tensor,
+    lse: torch.Tensor,
     dlse: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
@@ -220,6 +221,7 @@ def _backward(
             x,
             m,
             s,
+            lse,
             dlse,
             dx,
             _row_stride(x),

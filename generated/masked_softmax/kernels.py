@@ -65,8 +65,9 @@ def masked_softmax_forward_resident(
     e = tl.exp(z - m)
     # s = sum(e)
     s = row_sum(e)
-    # y = e / where(s == 0, 1, s)
-    y = e / tl.where(s == 0, 1, s)
+    # total_or_1 = where(s == 0, 1, s)
+    total_or_1 = tl.where(s == 0, 1, s)
+    y = e / total_or_1
     tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
 
@@ -104,7 +105,8 @@ def masked_softmax_forward_streaming(
         top, s = merge_exp_sum(top, s, z)
     # m = where(top == -inf, 0, top)
     m = tl.where(top == float("-inf"), 0, top)
-    where_equal_s_s = tl.where(s == 0, 1, s)
+    # total_or_1 = where(s == 0, 1, s)
+    total_or_1 = tl.where(s == 0, 1, s)
 
     for start in tl.range(0, n_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
@@ -116,8 +118,7 @@ def masked_softmax_forward_streaming(
         z = tl.where(keep, x * scale, float("-inf"))
         # e = exp(z - m)
         e = tl.exp(z - m)
-        # y = e / where(s == 0, 1, s)
-        y = e / where_equal_s_s
+        y = e / total_or_1
         tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
 

@@ -56,7 +56,7 @@ def group_sum(
     """The groups' partial column sums, added in a fixed order."""
     total = tl.zeros((GROUPS, BLOCK), COMPUTE)
     for start in tl.range(0, n_groups, GROUPS):
-        group = start + tl.arange(0, GROUPS)[:, None]
+        group = start + tl.arange(0, GROUPS)[:, None].to(tl.int64)
         mask = (group < n_groups) & in_columns
         total += tl.load(partial_ptr + group * n_columns + column, mask=mask, other=0.0)
     return column_sum(total)
@@ -207,8 +207,9 @@ def modulated_layernorm_backward_resident(
     STAGES: tl.constexpr,
 ):
     """Whole rows in registers: n_splits programs for each matrix take tiles of its rows in turn."""
-    group = tl.program_id(0)
-    batch_index = (group // n_splits).to(tl.int64)
+    group = tl.program_id(0).to(tl.int64)
+    batch_index = group // n_splits
+    split_index = (group % n_splits).to(tl.int32)
     column = tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if scale_ptr is not None:
@@ -218,7 +219,7 @@ def modulated_layernorm_backward_resident(
     dscale = tl.zeros((1, BLOCK), COMPUTE)
     dshift = tl.zeros((1, BLOCK), COMPUTE)
 
-    for start in tl.range(group % n_splits * ROWS, n_places, n_splits * ROWS, num_stages=STAGES):
+    for start in tl.range(split_index * ROWS, n_places, n_splits * ROWS, num_stages=STAGES):
         place_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
         row = batch_index * n_places + place_index
         in_rows = place_index < n_places
@@ -329,8 +330,9 @@ def modulated_layernorm_backward_split_columns(
     STAGES: tl.constexpr,
 ):
     """BLOCK columns: n_splits programs for each matrix take tiles of its rows in turn."""
-    group = tl.program_id(0)
-    batch_index = (group // n_splits).to(tl.int64)
+    group = tl.program_id(0).to(tl.int64)
+    batch_index = group // n_splits
+    split_index = (group % n_splits).to(tl.int32)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if scale_ptr is not None:
@@ -340,7 +342,7 @@ def modulated_layernorm_backward_split_columns(
     dscale = tl.zeros((1, BLOCK), COMPUTE)
     dshift = tl.zeros((1, BLOCK), COMPUTE)
 
-    for start in tl.range(group % n_splits * ROWS, n_places, n_splits * ROWS, num_stages=STAGES):
+    for start in tl.range(split_index * ROWS, n_places, n_splits * ROWS, num_stages=STAGES):
         place_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
         row = batch_index * n_places + place_index
         in_rows = place_index < n_places
@@ -391,8 +393,8 @@ def modulated_layernorm_sum_groups(
     BLOCK: tl.constexpr,
 ):
     """Adds up what the groups of rows have left of each column sum, part by part."""
-    part = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    part = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if dscale_ptr is not None:
         dscale = group_sum(

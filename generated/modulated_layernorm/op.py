@@ -86,7 +86,7 @@ def modulated_layernorm(
             ``calls`` counts both.
 
     Returns:
-        y: (..., N), the dtype of x.
+        y: (..., T, N), the dtype of x.
 
     Raises:
         TypeError: for an argument of the wrong type or dtype.
@@ -282,10 +282,18 @@ def _backward(
     stages = _stages(plan, x.itemsize + dy.itemsize, device)
     dscale_partial = None
     if dscale is not None:
-        dscale_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
+        dscale_partial = (
+            dscale
+            if n_splits == 1
+            else torch.empty((n_groups, n_columns), dtype=compute, device=device)
+        )
     dshift_partial = None
     if dshift is not None:
-        dshift_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
+        dshift_partial = (
+            dshift
+            if n_splits == 1
+            else torch.empty((n_groups, n_columns), dtype=compute, device=device)
+        )
     with _on(device):
         if plan.schedule == "resident":
             modulated_layernorm_backward_resident[(n_groups,)](
@@ -363,8 +371,8 @@ def _backward(
                 num_warps=plan.warps,
                 enable_fp_fusion=plan.rows == 1,
             )
-        if n_sums:
-            modulated_layernorm_sum_groups[(triton.cdiv(n_columns, SUM_BLOCK), n_batches)](
+        if n_splits > 1 and n_sums:
+            modulated_layernorm_sum_groups[(n_batches, triton.cdiv(n_columns, SUM_BLOCK))](
                 dscale_partial,
                 dshift_partial,
                 dscale,
@@ -375,6 +383,7 @@ def _backward(
                 GROUPS=SUM_GROUPS,
                 BLOCK=SUM_BLOCK,
             )
+        if n_sums:
             calls["backward.column_sums"] += 1
     calls[f"backward.{plan.schedule}"] += 1
     return dx, dscale, dshift

@@ -40,7 +40,7 @@ def group_sum(
     """The groups' partial column sums, added in a fixed order."""
     total = tl.zeros((GROUPS, BLOCK), COMPUTE)
     for start in tl.range(0, n_groups, GROUPS):
-        group = start + tl.arange(0, GROUPS)[:, None]
+        group = start + tl.arange(0, GROUPS)[:, None].to(tl.int64)
         mask = (group < n_groups) & in_columns
         total += tl.load(partial_ptr + group * n_columns + column, mask=mask, other=0.0)
     return column_sum(total)
@@ -92,13 +92,17 @@ def polynorm_forward_resident(
 
     u = x * scale
     s2 = scale * scale
-    # r2 = rsqrt(mean((u * u) * (u * u)) + eps * (s2 * s2))
-    r2 = tl.rsqrt(row_mean(u * u * (u * u), n_columns) + eps * (s2 * s2))
+    # m4 = mean((u * u) * (u * u))
+    m4 = row_mean(u * u * (u * u), n_columns)
+    # m6 = mean((u * u * u) * (u * u * u))
+    m6 = row_mean(u * u * u * (u * u * u), n_columns)
+    # r2 = rsqrt(m4 + eps * (s2 * s2))
+    r2 = tl.rsqrt(m4 + eps * (s2 * s2))
     if r2_ptr is not None:
         tl.store(r2_ptr + row, r2, mask=in_rows)
 
-    # r3 = rsqrt(mean((u * u * u) * (u * u * u)) + eps * (s2 * s2 * s2))
-    r3 = tl.rsqrt(row_mean(u * u * u * (u * u * u), n_columns) + eps * (s2 * s2 * s2))
+    # r3 = rsqrt(m6 + eps * (s2 * s2 * s2))
+    r3 = tl.rsqrt(m6 + eps * (s2 * s2 * s2))
     if r3_ptr is not None:
         tl.store(r3_ptr + row, r3, mask=in_rows)
 
@@ -162,25 +166,27 @@ def polynorm_forward_streaming(
 
     s2 = scale * scale
 
-    mean_u_squared_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    mean_u_squared_u_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
+    m4_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
+    m6_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
     for start in tl.range(0, n_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         u = x * scale
-        mean_u_squared_squared_lanes += u * u * (u * u)
-        mean_u_squared_u_squared_lanes += u * u * u * (u * u * u)
-    mean_u_squared_squared = row_mean(mean_u_squared_squared_lanes, n_columns)
-    mean_u_squared_u_squared = row_mean(mean_u_squared_u_squared_lanes, n_columns)
-    # r2 = rsqrt(mean((u * u) * (u * u)) + eps * (s2 * s2))
-    r2 = tl.rsqrt(mean_u_squared_squared + eps * (s2 * s2))
+        m4_lanes += u * u * (u * u)
+        m6_lanes += u * u * u * (u * u * u)
+    # m4 = mean((u * u) * (u * u))
+    m4 = row_mean(m4_lanes, n_columns)
+    # m6 = mean((u * u * u) * (u * u * u))
+    m6 = row_mean(m6_lanes, n_columns)
+    # r2 = rsqrt(m4 + eps * (s2 * s2))
+    r2 = tl.rsqrt(m4 + eps * (s2 * s2))
     if r2_ptr is not None:
         tl.store(r2_ptr + row, r2, mask=in_rows)
 
-    # r3 = rsqrt(mean((u * u * u) * (u * u * u)) + eps * (s2 * s2 * s2))
-    r3 = tl.rsqrt(mean_u_squared_u_squared + eps * (s2 * s2 * s2))
+    # r3 = rsqrt(m6 + eps * (s2 * s2 * s2))
+    r3 = tl.rsqrt(m6 + eps * (s2 * s2 * s2))
     if r3_ptr is not None:
         tl.store(r3_ptr + row, r3, mask=in_rows)
 
