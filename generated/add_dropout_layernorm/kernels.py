@@ -98,22 +98,22 @@ def add_dropout_layernorm_forward_resident(
     )
     # kept = random(seed) >= rate
     kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
-    # h = where(kept, x / (1 - rate), 0) + residual
-    h = tl.where(kept, x / (1 - rate), 0) + residual
-    tl.store(h_ptr + row * n_columns + column, h, mask=mask)
-
-    # mu = mean(h)
-    mu = row_mean(h, n_columns)
+    # added = where(kept, x / (1 - rate), 0) + residual
+    added = tl.where(kept, x / (1 - rate), 0) + residual
+    # mu = mean(added)
+    mu = row_mean(added, n_columns)
     if mu_ptr is not None:
         tl.store(mu_ptr + row, mu, mask=in_rows)
 
-    # rstd = rsqrt(mean((h - mu) ** 2) + eps)
-    rstd = tl.rsqrt(row_mean(tl.where(in_columns, (h - mu) * (h - mu), 0.0), n_columns) + eps)
+    # rstd = rsqrt(mean((added - mu) ** 2) + eps)
+    rstd = tl.rsqrt(
+        row_mean(tl.where(in_columns, (added - mu) * (added - mu), 0.0), n_columns) + eps
+    )
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd, mask=in_rows)
 
-    # y = (h - mu) * rstd * weight + bias
-    y = (h - mu) * rstd
+    # y = (added - mu) * rstd * weight + bias
+    y = (added - mu) * rstd
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
         y = y * weight
@@ -121,6 +121,9 @@ def add_dropout_layernorm_forward_resident(
         bias = tl.load(bias_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
         y = y + bias
     tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+
+    h = added
+    tl.store(h_ptr + row * n_columns + column, h, mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows", "rate", "seed", "eps"])
@@ -150,9 +153,9 @@ def add_dropout_layernorm_forward_streaming(
     rate = tl.full((1, 1), rate, COMPUTE)
     eps = tl.full((1, 1), eps, COMPUTE)
 
-    # mu = mean(h)
+    # mu = mean(added)
     mu = tl.full((ROWS, 1), 0.0, COMPUTE)
-    mean_h_minus_mu_squared = tl.zeros((ROWS, 1), COMPUTE)
+    mean_added_minus_mu_squared = tl.zeros((ROWS, 1), COMPUTE)
     for start in tl.range(0, n_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
@@ -163,18 +166,19 @@ def add_dropout_layernorm_forward_streaming(
         ).to(COMPUTE)
         # kept = random(seed) >= rate
         kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
-        # h = where(kept, x / (1 - rate), 0) + residual
-        h = tl.where(kept, x / (1 - rate), 0) + residual
+        # added = where(kept, x / (1 - rate), 0) + residual
+        added = tl.where(kept, x / (1 - rate), 0) + residual
+        h = added
         tl.store(h_ptr + row * n_columns + column, h, mask=mask)
 
-        mu, mean_h_minus_mu_squared = merge_moments(
-            mu, mean_h_minus_mu_squared, h, in_columns, start, n_columns, BLOCK
+        mu, mean_added_minus_mu_squared = merge_moments(
+            mu, mean_added_minus_mu_squared, added, in_columns, start, n_columns, BLOCK
         )
-    mean_h_minus_mu_squared = mean_h_minus_mu_squared / n_columns
+    mean_added_minus_mu_squared = mean_added_minus_mu_squared / n_columns
     if mu_ptr is not None:
         tl.store(mu_ptr + row, mu, mask=in_rows)
-    # rstd = rsqrt(mean((h - mu) ** 2) + eps)
-    rstd = tl.rsqrt(mean_h_minus_mu_squared + eps)
+    # rstd = rsqrt(mean((added - mu) ** 2) + eps)
+    rstd = tl.rsqrt(mean_added_minus_mu_squared + eps)
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd, mask=in_rows)
 
@@ -188,10 +192,10 @@ def add_dropout_layernorm_forward_streaming(
         ).to(COMPUTE)
         # kept = random(seed) >= rate
         kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
-        # h = where(kept, x / (1 - rate), 0) + residual
-        h = tl.where(kept, x / (1 - rate), 0) + residual
-        # y = (h - mu) * rstd * weight + bias
-        y = (h - mu) * rstd
+        # added = where(kept, x / (1 - rate), 0) + residual
+        added = tl.where(kept, x / (1 - rate), 0) + residual
+        # y = (added - mu) * rstd * weight + bias
+        y = (added - mu) * rstd
         if weight_ptr is not None:
             weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
             y = y * weight
@@ -203,16 +207,19 @@ def add_dropout_layernorm_forward_streaming(
 
 @triton.jit(do_not_specialize=["n_rows", "rate", "seed"])
 def add_dropout_layernorm_backward_resident(
+    x_ptr,
+    residual_ptr,
     weight_ptr,
     mu_ptr,
     rstd_ptr,
-    h_ptr,
     dy_ptr,
     dh_ptr,
     dx_ptr,
     dresidual_ptr,
     dweight_partial_ptr,
     dbias_partial_ptr,
+    x_row_stride,
+    residual_row_stride,
     dy_row_stride,
     dh_row_stride,
     n_rows,
@@ -239,20 +246,23 @@ def add_dropout_layernorm_backward_resident(
         row = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
         in_rows = row < n_rows
         mask = in_rows & in_columns
+        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        residual = tl.load(
+            residual_ptr + row * residual_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
         mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
-        h = tl.load(h_ptr + row * n_columns + column, mask=mask, other=0.0).to(COMPUTE)
         if dy_ptr is not None:
             dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         else:
             dy = tl.full((ROWS, BLOCK), 0.0, COMPUTE)
         if dh_ptr is not None:
             dh = tl.load(dh_ptr + row * dh_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-
-        if dx_ptr is not None:
-            # kept = random(seed) >= rate
-            kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
-        hhat = (h - mu) * rstd
+        # kept = random(seed) >= rate
+        kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
+        # added = where(kept, x / (1 - rate), 0) + residual
+        added = tl.where(kept, x / (1 - rate), 0) + residual
+        hhat = (added - mu) * rstd
         # g = dy * weight
         g = dy
         if weight_ptr is not None:
@@ -286,18 +296,23 @@ def add_dropout_layernorm_backward_resident(
         tl.store(dbias_partial_ptr + group * n_columns + column, dbias, mask=in_columns)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "rate", "seed"])
 def add_dropout_layernorm_backward_split_rows(
+    x_ptr,
+    residual_ptr,
     weight_ptr,
     mu_ptr,
     rstd_ptr,
-    h_ptr,
     dy_ptr,
     mean_g_ptr,
     mean_g_hhat_ptr,
+    x_row_stride,
+    residual_row_stride,
     dy_row_stride,
     n_rows,
     n_columns,
+    rate: tl.float64,
+    seed: tl.int64,
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -305,6 +320,8 @@ def add_dropout_layernorm_backward_split_rows(
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
+    rate = tl.full((1, 1), rate, COMPUTE)
+
     mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)
     rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
 
@@ -314,12 +331,19 @@ def add_dropout_layernorm_backward_split_rows(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        h = tl.load(h_ptr + row * n_columns + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        residual = tl.load(
+            residual_ptr + row * residual_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
         if dy_ptr is not None:
             dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         else:
             dy = tl.full((ROWS, BLOCK), 0.0, COMPUTE)
-        hhat = (h - mu) * rstd
+        # kept = random(seed) >= rate
+        kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
+        # added = where(kept, x / (1 - rate), 0) + residual
+        added = tl.where(kept, x / (1 - rate), 0) + residual
+        hhat = (added - mu) * rstd
         # g = dy * weight
         g = dy
         if weight_ptr is not None:
@@ -336,10 +360,11 @@ def add_dropout_layernorm_backward_split_rows(
 
 @triton.jit(do_not_specialize=["n_rows", "rate", "seed"])
 def add_dropout_layernorm_backward_split_columns(
+    x_ptr,
+    residual_ptr,
     weight_ptr,
     mu_ptr,
     rstd_ptr,
-    h_ptr,
     dy_ptr,
     dh_ptr,
     mean_g_ptr,
@@ -348,6 +373,8 @@ def add_dropout_layernorm_backward_split_columns(
     dresidual_ptr,
     dweight_partial_ptr,
     dbias_partial_ptr,
+    x_row_stride,
+    residual_row_stride,
     dy_row_stride,
     dh_row_stride,
     n_rows,
@@ -374,9 +401,12 @@ def add_dropout_layernorm_backward_split_columns(
         row = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
         in_rows = row < n_rows
         mask = in_rows & in_columns
+        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        residual = tl.load(
+            residual_ptr + row * residual_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
         mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
-        h = tl.load(h_ptr + row * n_columns + column, mask=mask, other=0.0).to(COMPUTE)
         if dy_ptr is not None:
             dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         else:
@@ -385,11 +415,11 @@ def add_dropout_layernorm_backward_split_columns(
             dh = tl.load(dh_ptr + row * dh_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         mean_g = tl.load(mean_g_ptr + row, mask=in_rows, other=0.0)
         mean_g_hhat = tl.load(mean_g_hhat_ptr + row, mask=in_rows, other=0.0)
-
-        if dx_ptr is not None:
-            # kept = random(seed) >= rate
-            kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
-        hhat = (h - mu) * rstd
+        # kept = random(seed) >= rate
+        kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
+        # added = where(kept, x / (1 - rate), 0) + residual
+        added = tl.where(kept, x / (1 - rate), 0) + residual
+        hhat = (added - mu) * rstd
         # g = dy * weight
         g = dy
         if weight_ptr is not None:

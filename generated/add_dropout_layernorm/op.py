@@ -193,7 +193,7 @@ class _AddDropoutLayernormFunction(torch.autograd.Function):
         eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         y, h, mu, rstd = _forward(x, residual, weight, bias, rate, seed, eps, save=True)
-        ctx.save_for_backward(weight, mu, rstd, h)
+        ctx.save_for_backward(x, residual, weight, mu, rstd)
         ctx.shape, ctx.device = x.shape, x.device
         ctx.dx_dtype = x.dtype
         ctx.dresidual_dtype = residual.dtype
@@ -213,12 +213,12 @@ class _AddDropoutLayernormFunction(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         if dy is None and dh is None:
             return (None,) * 7
-        weight, mu, rstd, h = ctx.saved_tensors
+        x, residual, weight, mu, rstd = ctx.saved_tensors
         with torch.no_grad():
-            gradients = _backward(ctx, weight, mu, rstd, h, dy, dh)
+            gradients = _backward(ctx, x, residual, weight, mu, rstd, dy, dh)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
-            gradients = _once(gradients, weight, mu, rstd, h, dy, dh)
+            gradients = _once(gradients, x, residual, weight, mu, rstd, dy, dh)
         dx, dresidual, dweight, dbias = gradients
         return dx, dresidual, dweight, dbias, None, None, None
 
@@ -300,10 +300,11 @@ def _forward(
 
 def _backward(
     ctx: Any,
+    x: torch.Tensor,
+    residual: torch.Tensor,
     weight: torch.Tensor | None,
     mu: torch.Tensor,
     rstd: torch.Tensor,
-    h: torch.Tensor,
     dy: torch.Tensor | None,
     dh: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
@@ -342,7 +343,10 @@ def _backward(
     n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
     stages = _stages(
         plan,
-        h.itemsize + (0 if dy is None else dy.itemsize) + (0 if dh is None else dh.itemsize),
+        x.itemsize
+        + residual.itemsize
+        + (0 if dy is None else dy.itemsize)
+        + (0 if dh is None else dh.itemsize),
         device,
     )
     dweight_partial = None
@@ -354,16 +358,19 @@ def _backward(
     with _on(device):
         if plan.schedule == "resident":
             add_dropout_layernorm_backward_resident[(n_groups,)](
+                x,
+                residual,
                 weight,
                 mu,
                 rstd,
-                h,
                 dy,
                 dh,
                 dx,
                 dresidual,
                 dweight_partial,
                 dbias_partial,
+                _row_stride(x),
+                _row_stride(residual),
                 _row_stride(dy),
                 _row_stride(dh),
                 n_rows,
@@ -381,16 +388,21 @@ def _backward(
             mean_g = torch.empty(n_rows, dtype=compute, device=device)
             mean_g_hhat = torch.empty(n_rows, dtype=compute, device=device)
             add_dropout_layernorm_backward_split_rows[(n_rows,)](
+                x,
+                residual,
                 weight,
                 mu,
                 rstd,
-                h,
                 dy,
                 mean_g,
                 mean_g_hhat,
+                _row_stride(x),
+                _row_stride(residual),
                 _row_stride(dy),
                 n_rows,
                 n_columns,
+                ctx.rate,
+                ctx.seed,
                 COMPUTE=TRITON_DTYPES[compute],
                 ROWS=1,
                 BLOCK=STREAMING_BLOCK,
@@ -399,10 +411,11 @@ def _backward(
             add_dropout_layernorm_backward_split_columns[
                 (n_groups, triton.cdiv(n_columns, plan.block))
             ](
+                x,
+                residual,
                 weight,
                 mu,
                 rstd,
-                h,
                 dy,
                 dh,
                 mean_g,
@@ -411,6 +424,8 @@ def _backward(
                 dresidual,
                 dweight_partial,
                 dbias_partial,
+                _row_stride(x),
+                _row_stride(residual),
                 _row_stride(dy),
                 _row_stride(dh),
                 n_rows,

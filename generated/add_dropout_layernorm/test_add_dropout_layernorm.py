@@ -32,7 +32,6 @@ OP = testing.Op(
         "float64": testing.Tolerance(1e-12, 1e-10),
     },
     positional=True,
-    reuses_outputs=True,
 )
 testing.require_device(OP)
 
