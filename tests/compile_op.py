@@ -125,7 +125,14 @@ def record(op: ModuleType, spec: Spec, target: str) -> None:
 
 
 def _run(op: ModuleType, spec: Spec, dtype: torch.dtype, n_columns: int, optional: bool) -> None:
-    shapes = {Kind.MATRIX: (32, n_columns), Kind.PER_ROW: (32,), Kind.PER_COLUMN: (n_columns,)}
+    shapes: dict[Kind, tuple[int, ...]] = {
+        Kind.MATRIX: (32, n_columns),
+        Kind.PER_ROW: (32,),
+        Kind.PER_COLUMN: (n_columns,),
+        Kind.PER_BATCH: (n_columns,),
+        Kind.PER_PLACE: (32, n_columns),
+        Kind.SCALAR: (),
+    }
     dtypes = {Element.FLOAT: dtype, Element.INT: torch.int64, Element.BOOL: torch.bool}
     is_trained = spec.backward != "none"
     arguments: list[torch.Tensor | None] = []
@@ -133,7 +140,10 @@ def _run(op: ModuleType, spec: Spec, dtype: torch.dtype, n_columns: int, optiona
         if entry.absent is not None and not optional:
             arguments.append(None)
             continue
-        tensor = torch.zeros(shapes[entry.kind], dtype=dtypes[entry.element])
+        shape = shapes[entry.kind]
+        if entry.shares_columns:
+            shape = (*shape[:-1], n_columns // 8 if n_columns % 8 == 0 else 1)
+        tensor = torch.zeros(shape, dtype=dtypes[entry.element])
         arguments.append(tensor.requires_grad_(is_trained and entry.grad))
     results = vars(op)[spec.op](*arguments)
     results = results if isinstance(results, tuple) else (results,)

@@ -2,7 +2,8 @@
 
     TRITON_INTERPRET=1 python run_alone.py FOLDER DESCRIPTION...
 
-A description is ``op input:kind:element ...``; see ``test_new_op.py``.
+A description is ``op backward|none input:kind:element:shared|own ...``, where an element is
+``float``, ``fixed`` for a float without a gradient, ``int`` or ``bool``; see ``test_new_op.py``.
 """
 
 from __future__ import annotations
@@ -16,11 +17,21 @@ for name in ("kgen", "jinja2", "black", "click", "ruamel", "ruamel.yaml", "pytes
     sys.modules[name] = None  # type: ignore[assignment]
 
 
-def tensor(kind: str, element: str) -> torch.Tensor:
-    """A random argument beside a matrix of 3 rows of 37 columns."""
-    shape = {"matrix": (3, 37), "per_row": (3,), "per_column": (37,)}[kind]
-    if element == "float":
-        return torch.randn(shape).requires_grad_()
+SHAPES = {
+    "matrix": (3, 37),
+    "per_row": (3,),
+    "per_column": (37,),
+    "per_batch": (37,),
+    "per_place": (3, 37),
+    "scalar": (),
+}
+
+
+def tensor(kind: str, element: str, columns: str) -> torch.Tensor:
+    """A random argument beside a matrix of 3 rows of 37 columns, which may share its entry."""
+    shape = (*SHAPES[kind][:-1], 1) if columns == "shared" else SHAPES[kind]
+    if element in ("float", "fixed"):
+        return torch.randn(shape).requires_grad_(element == "float")
     return torch.randint(0, 2, shape).to(torch.bool if element == "bool" else torch.int64)
 
 
