@@ -16,13 +16,15 @@ from kgen.spec import (
     Spec,
     differentiable_inputs,
     gradient_name,
+    is_batched,
 )
 
+SHARED = "each entry for N / K columns"
 SHAPES = {
     Kind.MATRIX: "(..., N)",
     Kind.PER_ROW: "(...)",
     Kind.PER_COLUMN: "(N,)",
-    Kind.PER_BATCH: "(..., N) beside (..., T, N)",
+    Kind.PER_BATCH: "(..., N)",
     Kind.PER_PLACE: "(T, N)",
     Kind.SCALAR: "()",
 }
@@ -48,7 +50,7 @@ def page(explained: Explanation) -> tuple[Section, ...]:
         Section(
             "Outputs",
             tuple(
-                (o.name, kind.value, SHAPES[kind], _dtype_words(o.dtype, o.dtype in inputs))
+                (o.name, kind.value, shape_of(kind, spec), _dtype_words(o.dtype, o.dtype in inputs))
                 for kind, o in outputs
             ),
         )
@@ -72,16 +74,26 @@ def _title(direction: str) -> str:
     return direction.replace("_", " ").capitalize()
 
 
+def shape_of(kind: Kind, spec: Spec) -> str:
+    """The shape of a value of some kind, in an op that may take a batch of matrices."""
+    return "(..., T, N)" if kind is Kind.MATRIX and is_batched(spec) else SHAPES[kind]
+
+
+def input_shape(entry: Input, spec: Spec) -> str:
+    """The shape of an input; K stands for N where columns share an entry."""
+    shape = shape_of(entry.kind, spec)
+    return shape.replace("N", "K") if entry.shares_columns else shape
+
+
 def _input_row(entry: Input, spec: Spec) -> tuple[str, ...]:
     is_float = entry in differentiable_inputs(spec)
     has_gradient = is_float and spec.backward != "none"
     notes = [f"gradient {gradient_name(entry.name)}" if has_gradient else "no gradient"]
     if entry.absent is not None:
         notes.append(f"optional, {entry.absent:g} when not given")
-    shape = SHAPES[entry.kind]
     if entry.shares_columns:
-        shape = shape.replace("N", "K", 1)
-        notes.append("each entry for N / K columns")
+        notes.append(SHARED)
+    shape = input_shape(entry, spec)
     return entry.name, entry.kind.value, shape, entry.element.value, ", ".join(notes)
 
 

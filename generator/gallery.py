@@ -10,16 +10,18 @@ from urllib.parse import quote
 
 from kgen.cost import How
 from kgen.explain import Direction, Explanation
-from kgen.explain_page import SHAPES
+from kgen.explain_page import SHARED, input_shape, shape_of
 from kgen.expr import parse_formulas
 from kgen.formulas import lines
-from kgen.spec import Element, Input, Output, Param, Spec
+from kgen.ir import seeds_in
+from kgen.spec import Element, Input, Kind, Output, Param, Spec
 
 PAGE_WIDTH = 120
 FORMULA_WIDTH = 96
 _INTRO = (
     "{count}. Find one in the table; its section has the call, the formulas of forward and "
-    "gradients, and what goes through memory. N is the length of a row; inputs with a question "
+    "gradients, and what goes through memory. N is the length of a row, T the rows "
+    "of a matrix where x is a batch of them, K a divisor of N; inputs with a question "
     "mark may be left out; `twice` means that gradients can be differentiated once more. The bytes "
     "that a row moves are an average over {usual}, with every optional input given, and stand "
     "beside what they would be if every tensor went through memory once. `kgen explain SPEC` says "
@@ -106,9 +108,9 @@ def _call(explained: Explanation) -> Iterator[str]:
     yield f"{spec.op}({', '.join(arguments)}) -> {', '.join(o.name for o in spec.outputs)}"
     yield ""
     rows = [
-        *((i.name, SHAPES[i.kind], _input_notes(i, spec)) for i in spec.inputs),
+        *((i.name, input_shape(i, spec), _input_notes(i, spec)) for i in spec.inputs),
         *((param.name, param.element.value, _bounds(param)) for param in spec.params),
-        *((o.name, SHAPES[explained.row_op.output_kind(o)], _dtype(o, spec)) for o in spec.outputs),
+        *((o.name, _output_shape(explained, o), _dtype(o, spec)) for o in spec.outputs),
     ]
     first, second = (max(len(row[place]) for row in rows) for place in (0, 1))
     for name, shape, notes in rows:
@@ -121,7 +123,15 @@ def _input_notes(entry: Input, spec: Spec) -> str:
         notes = [*notes, f"{entry.absent:g} when not given"]
     if entry.element is Element.FLOAT and not entry.grad and spec.backward != "none":
         notes = [*notes, "no gradient"]
+    if entry.shares_columns:
+        notes = [*notes, SHARED]
+    if entry.kind is Kind.PER_BATCH:
+        notes = [*notes, "a row for all T rows of a matrix"]
     return ", ".join(notes)
+
+
+def _output_shape(explained: Explanation, output: Output) -> str:
+    return shape_of(explained.row_op.output_kind(output), explained.spec)
 
 
 def _bounds(param: Param) -> str:
@@ -139,6 +149,12 @@ def _about(entry: Entry) -> Iterator[str]:
     yield f"Source: {_escaped(spec.source)}"
     if spec.peers:
         yield f"Libraries with an op like it: {', '.join(map(_escaped, spec.peers))}"
+    seeds = sorted(seeds_in(entry.explained.row_op.forward))
+    if seeds:
+        yield (
+            f"Random: the numbers follow from {_names(seeds)}, the row's number in the call, the "
+            "column and N; backward draws them again. Every call takes a seed of its own"
+        )
     here = [f"[{words}]({quote(place)})" for words, place in entry.links]
     here += [f"module `{spec.module}`"] if spec.module else []
     if here:

@@ -138,6 +138,12 @@ class _Loader:
         reader = CaseReader(self._problems, inputs, params, outputs, with_gradients)
         cases = reader.cases(found.get("cases"))
         module = self._module(found.get("module"), (*inputs, *params))
+        if module and self._draws and names.sure and not self._problems:
+            self._problems.add(
+                "a module would keep one seed, and draw the same numbers in every call: remove "
+                "'module', since 'forward' uses random",
+                found["module"].key.at,
+            )
         peers = self._peers(found.get("peers"))
         if self._problems or op is None or summary is None or source is None or reference is None:
             return None

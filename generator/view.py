@@ -101,7 +101,7 @@ def _sum_blocks(sums: tuple[str, ...], has_parts: bool) -> tuple[str, ...]:
     blocks = []
     first, place = ("", "")
     if has_parts:
-        first, place = " + part * n_groups * n_columns", "part * n_columns + "
+        first, place = " + part_index * n_groups * n_columns", "part_index * n_columns + "
     for name in sums:
         arguments = "column, in_columns, n_groups, n_columns, COMPUTE, GROUPS, BLOCK"
         lines = [

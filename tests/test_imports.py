@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "traffic": "spec ir schedule tiles cost",
     "explain": "spec ir lower schedule cost traffic",
     "explain_page": "spec cost explain",
-    "gallery": "expr spec formulas cost explain explain_page",
+    "gallery": "expr spec ir formulas cost explain explain_page",
     "emit": "errors spec ir padding schedule",
     "peel": "ir",
     "body": "spec ir merging padding peel schedule emit",

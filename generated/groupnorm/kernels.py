@@ -414,12 +414,12 @@ def groupnorm_sum_groups(
     BLOCK: tl.constexpr,
 ):
     """Adds up what the groups of rows have left of each column sum, part by part."""
-    part = tl.program_id(0).to(tl.int64)
+    part_index = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if dweight_ptr is not None:
         dweight = group_sum(
-            dweight_partial_ptr + part * n_groups * n_columns,
+            dweight_partial_ptr + part_index * n_groups * n_columns,
             column,
             in_columns,
             n_groups,
@@ -428,10 +428,10 @@ def groupnorm_sum_groups(
             GROUPS,
             BLOCK,
         )
-        tl.store(dweight_ptr + part * n_columns + column, dweight, mask=in_columns)
+        tl.store(dweight_ptr + part_index * n_columns + column, dweight, mask=in_columns)
     if dbias_ptr is not None:
         dbias = group_sum(
-            dbias_partial_ptr + part * n_groups * n_columns,
+            dbias_partial_ptr + part_index * n_groups * n_columns,
             column,
             in_columns,
             n_groups,
@@ -440,4 +440,4 @@ def groupnorm_sum_groups(
             GROUPS,
             BLOCK,
         )
-        tl.store(dbias_ptr + part * n_columns + column, dbias, mask=in_columns)
+        tl.store(dbias_ptr + part_index * n_columns + column, dbias, mask=in_columns)

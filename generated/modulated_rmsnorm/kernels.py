@@ -350,12 +350,12 @@ def modulated_rmsnorm_sum_groups(
     BLOCK: tl.constexpr,
 ):
     """Adds up what the groups of rows have left of each column sum, part by part."""
-    part = tl.program_id(0).to(tl.int64)
+    part_index = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
     if dscale_ptr is not None:
         dscale = group_sum(
-            dscale_partial_ptr + part * n_groups * n_columns,
+            dscale_partial_ptr + part_index * n_groups * n_columns,
             column,
             in_columns,
             n_groups,
@@ -364,10 +364,10 @@ def modulated_rmsnorm_sum_groups(
             GROUPS,
             BLOCK,
         )
-        tl.store(dscale_ptr + part * n_columns + column, dscale, mask=in_columns)
+        tl.store(dscale_ptr + part_index * n_columns + column, dscale, mask=in_columns)
     if dshift_ptr is not None:
         dshift = group_sum(
-            dshift_partial_ptr + part * n_groups * n_columns,
+            dshift_partial_ptr + part_index * n_groups * n_columns,
             column,
             in_columns,
             n_groups,
@@ -376,4 +376,4 @@ def modulated_rmsnorm_sum_groups(
             GROUPS,
             BLOCK,
         )
-        tl.store(dshift_ptr + part * n_columns + column, dshift, mask=in_columns)
+        tl.store(dshift_ptr + part_index * n_columns + column, dshift, mask=in_columns)
