@@ -1,7 +1,7 @@
 """Compiles every kernel that an op's wrapper launches, for GPUs that need not be there.
 
-``python compile_op.py GENERATED_FOLDER SPEC TARGET``, in a process without the interpreter. The
-wrapper runs on CPU tensors; in place of each kernel stands a recorder that compiles what it was
+``python compile_op.py GENERATED_FOLDER SPEC TARGET [few]``, in a process without the interpreter.
+The wrapper runs on CPU tensors; in place of each kernel stands a recorder that compiles what it was
 called with. Prints one JSON object a kernel.
 """
 
@@ -11,7 +11,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,7 +44,8 @@ TYPES = {
     torch.float8_e5m2: "fp8e5",
 }
 # A width that no vector fits, the main case, and rows too long for registers.
-CASES = (
+Case = tuple[torch.dtype, int, bool]
+CASES: tuple[Case, ...] = (
     (torch.float32, 16384, True),
     (torch.float64, 8192, True),
     (torch.bfloat16, 257, True),
@@ -54,6 +55,8 @@ CASES = (
     (torch.float32, 4096, True),
     (torch.float64, 512, True),
 )
+# One of each schedule, and one in float64.
+FEW = (CASES[3], CASES[5], CASES[7])
 
 
 class Recorder:
@@ -109,15 +112,16 @@ def _source(
     return source, f"{signature} {constexprs} {attributes}"
 
 
-def record(op: ModuleType, spec: Spec, target: str) -> None:
+def record(op: ModuleType, spec: Spec, target: str, cases: Sequence[Case]) -> None:
     """Run forward and all backwards of each case: dtype, N, whether optional inputs are given."""
     context: dict[str, Any] = {}
     for attribute, value in list(vars(op).items()):
         if isinstance(value, triton.JITFunction):
             setattr(op, attribute, Recorder(value, target, context))
     vars(op)["INTERPRETED"] = True
+    vars(op)["_multiprocessors"] = lambda device: 132
     vars(op)["_shared_memory"] = lambda device: SHARED[target] - 32768
-    for dtype, n_columns, with_optional in CASES:
+    for dtype, n_columns, with_optional in cases:
         if str(dtype).removeprefix("torch.") not in spec.dtypes:
             continue
         context.update(dtype=str(dtype), n_columns=n_columns, optional=with_optional)
@@ -126,11 +130,11 @@ def record(op: ModuleType, spec: Spec, target: str) -> None:
 
 def _run(op: ModuleType, spec: Spec, dtype: torch.dtype, n_columns: int, optional: bool) -> None:
     shapes: dict[Kind, tuple[int, ...]] = {
-        Kind.MATRIX: (32, n_columns),
-        Kind.PER_ROW: (32,),
+        Kind.MATRIX: (8, 4, n_columns),
+        Kind.PER_ROW: (8, 4),
         Kind.PER_COLUMN: (n_columns,),
-        Kind.PER_BATCH: (n_columns,),
-        Kind.PER_PLACE: (32, n_columns),
+        Kind.PER_BATCH: (8, n_columns),
+        Kind.PER_PLACE: (4, n_columns),
         Kind.SCALAR: (),
     }
     dtypes = {Element.FLOAT: dtype, Element.INT: torch.int64, Element.BOOL: torch.bool}
@@ -158,10 +162,10 @@ def _run(op: ModuleType, spec: Spec, dtype: torch.dtype, n_columns: int, optiona
 
 
 def main() -> None:
-    folder, path, target = sys.argv[1:]
+    folder, path, target, *few = sys.argv[1:]
     sys.path.insert(0, folder)
     spec = load(Path(path))
-    record(importlib.import_module(f"{spec.op}.op"), spec, target)
+    record(importlib.import_module(f"{spec.op}.op"), spec, target, FEW if few else CASES)
 
 
 if __name__ == "__main__":
