@@ -10,7 +10,7 @@ import pytest
 import torch
 from kgen.testing import paths
 from kgen.testing.contract import Refusal
-from kgen.testing.description import Op
+from kgen.testing.description import Input, Op
 from kgen.testing.expectations import expect_dtypes, expect_schedules
 from kgen.testing.interpreter import watched
 from kgen.testing.layouts import (
@@ -59,6 +59,13 @@ def check_refusal(op: Op, refusal: Refusal) -> None:
         report.expect(sum(op.module.calls.values()) == before, "something was launched or counted")
 
 
+def _refused(entry: Input, tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """The values in a form that the kernels do not take."""
+    if entry.kind == "scalar" and tensor.is_floating_point():
+        return torch._neg_view(tensor.neg())
+    return _arranged(tensor, layout) if entry.kind == "matrix" else spread(tensor)
+
+
 def check_way_out(op: Op, layout: str, way: str) -> None:
     """``on_unsupported="copy"`` and ``"reference"`` give the result and are counted.
 
@@ -69,7 +76,7 @@ def check_way_out(op: Op, layout: str, way: str) -> None:
     call = arguments(op, shape, op.usual)
     strided = call.with_tensors(
         {
-            entry.name: _arranged(tensor, layout) if entry.kind == "matrix" else spread(tensor)
+            entry.name: _refused(entry, tensor, layout)
             for entry in op.inputs
             if (tensor := call.tensors[entry.name]) is not None
         }

@@ -111,13 +111,14 @@ def subsets(names: Collection[str], smallest: int = 0) -> list[tuple[str, ...]]:
 def mixtures(op: Op) -> list[dict[str, str]]:
     """Inputs whose dtype differs from the first matrix's, one way to mix a dict.
 
-    All of them together, and each alone in the widest: one is enough to make arithmetic wide.
+    All others together, and each input alone in the widest: one is enough to make arithmetic wide.
     """
     others = [i.name for i in op.inputs if i.element == "float" and i.name != op.matrix.name]
     wider = [dtype for dtype in op.dtypes if dtype in ("float32", "float64")]
     together = [dict.fromkeys(others, dtype) for dtype in wider] if others else []
     alone = [{name: wider[-1]} for name in others] if len(others) > 1 and wider else []
-    return [*together, *alone]
+    first = [{op.matrix.name: wider[-1]}] if others and wider else []
+    return [*together, *alone, *first]
 
 
 def shape_of(entry: Input, shape: Shape) -> Shape:
