@@ -284,7 +284,7 @@ def test_gradients_that_depend_on_nothing_are_an_error(monkeypatch: pytest.Monke
     with pytest.raises(KgenError) as caught:
         lowered("softmax")
     assert str(caught.value).startswith(
-        "specs/softmax.yaml:15:1: error: double_backward: the gradients depend on nothing that "
+        "specs/softmax.yaml:16:1: error: double_backward: the gradients depend on nothing that "
         "takes a gradient: remove the key"
     )
 

@@ -808,11 +808,16 @@ def test_subsets_and_mixtures():
     assert len(testing.subsets("abc")) == 8
     four = testing.subsets("abcd", smallest=1)
     assert [len(chosen) for chosen in four] == [1, 1, 1, 1, 3, 3, 3, 3, 4]
-    assert testing.mixtures(fake()) == [{"weight": "float32"}, {"weight": "float64"}]
+    assert testing.mixtures(fake()) == [
+        {"weight": "float32"},
+        {"weight": "float64"},
+        {"x": "float64"},
+    ]
     both = {"scale": "float32", "bias": "float32"}
     assert testing.mixtures(loss_op()) == [
         both,
         dict.fromkeys(both, "float64"),
         {"scale": "float64"},
         {"bias": "float64"},
+        {"x": "float64"},
     ]

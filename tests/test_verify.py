@@ -244,7 +244,7 @@ def test_a_true_mean_for_a_sum_is_no_column_gradient() -> None:
     with pytest.raises(KgenError) as caught:
         verified(edited("rmsnorm", (RMS_DW, "dweight = mean(dy * xhat)")), "rmsnorm")
     assert str(caught.value) == (
-        "specs/rmsnorm.yaml:21:3: error: 'dweight' is per_row; the gradient of the per_column "
+        "specs/rmsnorm.yaml:22:3: error: 'dweight' is per_row; the gradient of the per_column "
         "input 'weight' is a sum over rows: dweight = sum_rows(...)\n"
         "      dweight = mean(dy * xhat)\n"
         "      ^^^^^^^"
@@ -299,7 +299,7 @@ def test_a_detach_that_changes_nothing_is_shown_to() -> None:
         (
             "rmsnorm",
             (RMS_REFERENCE, "scale = x.nosuch()\n  return x * scale"),
-            "specs/rmsnorm.yaml:24:3: error: the reference raises AttributeError: 'Tensor' object "
+            "specs/rmsnorm.yaml:25:3: error: the reference raises AttributeError: 'Tensor' object "
             "has no attribute 'nosuch' (called with x of shape (4, 7), eps = 1e-06)\n"
             "      scale = x.nosuch()\n"
             "      ^^^^^^^^^^^^^^^^^^",
@@ -307,7 +307,7 @@ def test_a_detach_that_changes_nothing_is_shown_to() -> None:
         (
             "rmsnorm",
             (RMS_REFERENCE, "return (x if weight is None else weight * x).sum(-1)"),
-            "specs/rmsnorm.yaml:24:3: error: the reference returns y of shape (4,), called with x "
+            "specs/rmsnorm.yaml:25:3: error: the reference returns y of shape (4,), called with x "
             "of shape (4, 7), eps = 1e-06; y is matrix, and takes shape (4, 7)\n"
             "      return (x if weight is None else weight * x).sum(-1)\n"
             "      ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
@@ -323,7 +323,7 @@ def test_a_detach_that_changes_nothing_is_shown_to() -> None:
         (
             "softmax",
             ("return torch.softmax(x, dim=-1)", "return x.tolist()"),
-            "specs/softmax.yaml:19:3: error: the reference returns a list for y; "
+            "specs/softmax.yaml:20:3: error: the reference returns a list for y; "
             "it takes a tensor\n"
             "      return x.tolist()\n"
             "      ^^^^^^^^^^^^^^^^^",
@@ -331,7 +331,7 @@ def test_a_detach_that_changes_nothing_is_shown_to() -> None:
         (
             "softmax",
             ("return torch.softmax(x, dim=-1)", "raise SystemExit\n  return x"),
-            "specs/softmax.yaml:19:3: error: the reference raises SystemExit (called with x of "
+            "specs/softmax.yaml:20:3: error: the reference raises SystemExit (called with x of "
             "shape (4, 7))\n"
             "      raise SystemExit\n"
             "      ^^^^^^^^^^^^^^^^",
@@ -349,7 +349,7 @@ def test_a_reference_that_autograd_refuses() -> None:
     with pytest.raises(KgenError) as caught:
         verified(edited("softmax", ("return torch.softmax(x, dim=-1)", body)), "softmax")
     message, line, _ = str(caught.value).split("\n")
-    start = "specs/softmax.yaml:21:3: error: autograd of the reference raises RuntimeError: "
+    start = "specs/softmax.yaml:22:3: error: autograd of the reference raises RuntimeError: "
     assert message.startswith(start)
     assert message.endswith("... (called with x of shape (4, 7))")
     assert line == "      return y"
@@ -360,7 +360,7 @@ def test_a_reference_takes_any_number_of_dimensions() -> None:
     with pytest.raises(KgenError) as caught:
         verified(wrong, "rmsnorm")
     assert str(caught.value).startswith(
-        "specs/rmsnorm.yaml:24:3: error: the reference raises ValueError: too many values to "
+        "specs/rmsnorm.yaml:25:3: error: the reference raises ValueError: too many values to "
         "unpack (expected 2) (called with x of shape (2, 2, 6), eps = 1e-06); it takes any number "
         "of dimensions, as the op does: the last is the row\n"
     )
@@ -369,7 +369,7 @@ def test_a_reference_takes_any_number_of_dimensions() -> None:
 def test_a_reference_that_gives_nothing_finite_proves_nothing() -> None:
     report = verified(edited("softmax", ("torch.softmax(x, dim=-1)", "x * torch.nan")), "softmax")
     assert shown(report.problems).startswith(
-        "specs/softmax.yaml:19:3: error: the reference never gives a finite y, so there is nothing"
+        "specs/softmax.yaml:20:3: error: the reference never gives a finite y, so there is nothing"
     )
 
 
@@ -460,12 +460,12 @@ def test_command_on_bad_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     Path("softmax.yaml").write_text(wrong, encoding="utf-8")
     result = kgen_verify("softmax.yaml", "--json", "found.json")
     assert result.exit_code == 1
-    assert "softmax.yaml:16:13: error: 'dx' is wrong: dx[" in result.output
+    assert "softmax.yaml:17:13: error: 'dx' is wrong: dx[" in result.output
     assert result.output.endswith("1 spec verified: 1 of them wrong (softmax)\n")
     assert re.search(r"(?m)^  dx +autograd of the reference .* DISAGREES$", result.output)
     (entry,) = json.loads(Path("found.json").read_text())["specs"]
     assert [(p["path"], p["line"], p["column"]) for p in entry["problems"]] == [
-        ("softmax.yaml", 16, 13)
+        ("softmax.yaml", 17, 13)
     ]
     Path("raises.yaml").write_text(
         edited("rmsnorm", (RMS_REFERENCE, "raise ValueError\n  return x")), encoding="utf-8"
