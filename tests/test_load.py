@@ -103,7 +103,7 @@ def test_layernorm() -> None:
     assert (eps.name, eps.element, eps.default, eps.minimum) == ("eps", Element.FLOAT, 1e-5, 0.0)
     assert [formula.name for formula in spec.forward] == ["mu", "rstd", "y"]
     assert spec.forward[1].text == "rstd = rsqrt(mean((x - mu) ** 2) + eps)"
-    assert (spec.forward[1].at.line, spec.forward[1].at.column) == (16, 3)
+    assert (spec.forward[1].at.line, spec.forward[1].at.column) == (17, 3)
     assert isinstance(spec.backward, tuple) and len(spec.backward) == 5
     assert spec.reference == "return F.layer_norm(x, x.shape[-1:], weight, bias, eps)"
     assert (spec.limits, spec.tolerances) == (Limits(), DEFAULT_TOLERANCES)

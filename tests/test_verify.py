@@ -472,7 +472,7 @@ def test_command_on_bad_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     both = kgen_verify("raises.yaml", "softmax.yaml")
     assert both.exit_code == 2
-    assert "raises.yaml:24:3: error: the reference raises ValueError" in both.output
+    assert "raises.yaml:25:3: error: the reference raises ValueError" in both.output
     assert both.output.endswith("2 specs verified: 2 of them wrong (rmsnorm, softmax)\n")
 
 

@@ -117,7 +117,8 @@ def mixtures(op: Op) -> list[dict[str, str]]:
     wider = [dtype for dtype in op.dtypes if dtype in ("float32", "float64")]
     together = [dict.fromkeys(others, dtype) for dtype in wider] if others else []
     alone = [{name: wider[-1]} for name in others] if len(others) > 1 and wider else []
-    first = [{op.matrix.name: wider[-1]}] if others and wider else []
+    exact = others and wider and not op.reuses_outputs  # a stored output has been rounded
+    first = [{op.matrix.name: wider[-1]}] if exact else []
     return [*together, *alone, *first]
 
 
