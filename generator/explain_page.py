@@ -97,12 +97,17 @@ def _input_row(entry: Input, spec: Spec) -> tuple[str, ...]:
     return entry.name, entry.kind.value, shape, entry.element.value, ", ".join(notes)
 
 
+def bounds_of(param: Param) -> str:
+    """The bounds of a param in words, as far as it has any."""
+    bounds = [("at least", param.minimum), ("at most", param.maximum)]
+    return ", ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+
+
 def _param_row(param: Param) -> tuple[str, ...]:
     if param.element is Element.BOOL:
         notes = "chooses code when a kernel is compiled"
     else:
-        bounds = [("at least", param.minimum), ("at most", param.maximum)]
-        notes = ", ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+        notes = bounds_of(param)
     return param.name, param.element.value, f"default {param.default!r}", notes
 
 

@@ -10,11 +10,11 @@ from urllib.parse import quote
 
 from kgen.cost import How
 from kgen.explain import Direction, Explanation
-from kgen.explain_page import SHARED, input_shape, shape_of
+from kgen.explain_page import SHARED, bounds_of, input_shape, shape_of
 from kgen.expr import parse_formulas
 from kgen.formulas import lines
 from kgen.ir import seeds_in
-from kgen.spec import Element, Input, Kind, Output, Param, Spec
+from kgen.spec import Element, Input, Kind, Output, Spec
 
 PAGE_WIDTH = 120
 FORMULA_WIDTH = 96
@@ -109,7 +109,7 @@ def _call(explained: Explanation) -> Iterator[str]:
     yield ""
     rows = [
         *((i.name, input_shape(i, spec), _input_notes(i, spec)) for i in spec.inputs),
-        *((param.name, param.element.value, _bounds(param)) for param in spec.params),
+        *((param.name, param.element.value, bounds_of(param)) for param in spec.params),
         *((o.name, _output_shape(explained, o), _dtype(o, spec)) for o in spec.outputs),
     ]
     first, second = (max(len(row[place]) for row in rows) for place in (0, 1))
@@ -132,11 +132,6 @@ def _input_notes(entry: Input, spec: Spec) -> str:
 
 def _output_shape(explained: Explanation, output: Output) -> str:
     return shape_of(explained.row_op.output_kind(output), explained.spec)
-
-
-def _bounds(param: Param) -> str:
-    bounds = [("at least", param.minimum), ("at most", param.maximum)]
-    return ", ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
 
 
 def _dtype(output: Output, spec: Spec) -> str:

@@ -57,7 +57,7 @@ def derive(spec: Spec, forward: Program, upstream: tuple[Variable, ...]) -> tupl
     wanted = differentiable_inputs(spec)
     names = {i.name: gradient_name(i.name) for i in wanted}
     arriving = {v.name[1:]: v for v in upstream}
-    kinds = {i.name: Kind.PER_COLUMN if i.is_summed else i.kind for i in wanted}
+    kinds = {i.name: i.gradient_kind for i in wanted}
     return _derived(spec, forward, arriving, kinds, names, wanted)
 
 

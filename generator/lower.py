@@ -117,8 +117,7 @@ def _backward(spec: Spec, forward: Program, scope: _Scope, problems: Problems) -
     inputs = differentiable_inputs(spec)
     for input_ in inputs:
         _check_gradient(input_, sound, problems)
-    kinds = {i.name: Kind.PER_COLUMN if i.is_summed else i.kind for i in inputs}
-    gradients = tuple(Result(gradient_name(i.name), kinds[i.name], Role.GRADIENT) for i in inputs)
+    gradients = tuple(Result(gradient_name(i.name), i.gradient_kind, Role.GRADIENT) for i in inputs)
     return Formulas(upstream, tuple(_of_shared(spec, d) for d in definitions), gradients)
 
 

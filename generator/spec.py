@@ -76,6 +76,11 @@ class Input:
         return self.kind is Kind.PER_COLUMN or self.is_shared
 
     @property
+    def gradient_kind(self) -> Kind:
+        """How its gradient leaves the formulas: a sum over rows is one value a column."""
+        return Kind.PER_COLUMN if self.is_summed else self.kind
+
+    @property
     def folds_columns(self) -> bool:
         """Whether its gradient is a sum over columns as well."""
         return self.kind is Kind.SCALAR or self.shares_columns
