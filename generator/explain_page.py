@@ -12,6 +12,7 @@ from kgen.spec import (
     Element,
     Input,
     Kind,
+    Output,
     Param,
     Spec,
     differentiable_inputs,
@@ -44,13 +45,12 @@ def page(explained: Explanation) -> tuple[Section, ...]:
     sections = [Section("Inputs", tuple(_input_row(i, spec) for i in spec.inputs))]
     if spec.params:
         sections.append(Section("Params", tuple(map(_param_row, spec.params))))
-    inputs = {i.name for i in spec.inputs}
     outputs = [(explained.row_op.output_kind(output), output) for output in spec.outputs]
     sections.append(
         Section(
             "Outputs",
             tuple(
-                (o.name, kind.value, shape_of(kind, spec), _dtype_words(o.dtype, o.dtype in inputs))
+                (o.name, kind.value, shape_of(kind, spec), dtype_words(o, spec))
                 for kind, o in outputs
             ),
         )
@@ -111,10 +111,12 @@ def _param_row(param: Param) -> tuple[str, ...]:
     return param.name, param.element.value, f"default {param.default!r}", notes
 
 
-def _dtype_words(dtype: str, is_input: bool) -> str:
-    if dtype == COMPUTE:
+def dtype_words(output: Output, spec: Spec) -> str:
+    """The dtype of an output in words."""
+    if output.dtype == COMPUTE:
         return "float32, or float64 when an input is"
-    return f"the dtype of {dtype}" if is_input else dtype
+    is_input = output.dtype in {entry.name for entry in spec.inputs}
+    return f"the dtype of {output.dtype}" if is_input else output.dtype
 
 
 def _kept_row(explained: Explanation, value: Kept) -> tuple[str, ...]:

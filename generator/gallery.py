@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from kgen.cost import How
 from kgen.explain import Direction, Explanation
-from kgen.explain_page import SHARED, bounds_of, input_shape, shape_of
+from kgen.explain_page import SHARED, bounds_of, dtype_words, input_shape, shape_of
 from kgen.expr import parse_formulas
 from kgen.formulas import lines
 from kgen.ir import seeds_in
@@ -110,7 +110,7 @@ def _call(explained: Explanation) -> Iterator[str]:
     rows = [
         *((i.name, input_shape(i, spec), _input_notes(i, spec)) for i in spec.inputs),
         *((param.name, param.element.value, bounds_of(param)) for param in spec.params),
-        *((o.name, _output_shape(explained, o), _dtype(o, spec)) for o in spec.outputs),
+        *((o.name, _output_shape(explained, o), dtype_words(o, spec)) for o in spec.outputs),
     ]
     first, second = (max(len(row[place]) for row in rows) for place in (0, 1))
     for name, shape, notes in rows:
@@ -132,11 +132,6 @@ def _input_notes(entry: Input, spec: Spec) -> str:
 
 def _output_shape(explained: Explanation, output: Output) -> str:
     return shape_of(explained.row_op.output_kind(output), explained.spec)
-
-
-def _dtype(output: Output, spec: Spec) -> str:
-    is_input = output.dtype in {entry.name for entry in spec.inputs}
-    return f"the dtype of {output.dtype}" if is_input else output.dtype
 
 
 def _about(entry: Entry) -> Iterator[str]:
