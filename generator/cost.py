@@ -42,7 +42,7 @@ class Cost:
         row_ops: operations for each row, or fewer: of scalars too, and the division of a mean.
         column_ops: operations for each column alone, such as ``1 + weight``.
         matrices_read: matrices that are read, inputs, outputs and upstream gradients together.
-        matrices_written: matrices that are written.
+        matrices_written: matrices that are written; one where gradients have the same values.
     """
 
     passes: int
@@ -178,7 +178,8 @@ def _cost(spec: Spec, program: Program, kernels: tuple[Kernel, ...]) -> Cost:
         row_ops=sum(o.type.kind in (Kind.PER_ROW, Kind.SCALAR) for o in narrow),
         column_ops=sum(o.type.kind is Kind.PER_COLUMN for o in narrow),
         matrices_read=sum(_is_matrix(v) and v.name in used for v in program.variables),
-        matrices_written=sum(r.kind is Kind.MATRIX for r in program.results),
+        matrices_written=sum(r.kind is Kind.MATRIX for r in program.results)
+        - len(program.repeated),
     )
 
 

@@ -188,6 +188,26 @@ class Program:
         """The definition of that name, if there is one."""
         return next((d for d in self.definitions if d.name == name), None)
 
+    @property
+    def repeated(self) -> dict[str, str]:
+        """For each matrix gradient with the values of one before it, the first such."""
+        found: dict[str, str] = {}
+        first: dict[Term, str] = {}
+        for result in self.results:
+            if result.kind is Kind.MATRIX and result.role is Role.GRADIENT:
+                earlier = first.setdefault(self._origin(result.name), result.name)
+                if earlier != result.name:
+                    found[result.name] = earlier
+        return found
+
+    def _origin(self, name: str) -> Term:
+        """The term that a name stands for in the end, where definitions only name others."""
+        definition = self.definition(name)
+        assert definition is not None
+        term = definition.term
+        is_defined = isinstance(term, Ref) and self.definition(term.name) is not None
+        return self._origin(term.name) if isinstance(term, Ref) and is_defined else term
+
 
 def walk(term: Term) -> Iterator[Term]:
     """The term and all terms inside it, outermost first."""

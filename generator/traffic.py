@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kgen.cost import walks
-from kgen.ir import Program, Role, names_in
+from kgen.ir import Program, Result, Role, names_in
 from kgen.schedule import Form, Kernel, OpSchedule
 from kgen.spec import COMPUTE, Element, Kind, Spec, gradient_name, second_gradient_name
 from kgen.tiles import Tile, tile_rule
@@ -202,7 +202,7 @@ def least_bytes(plan: OpSchedule, direction: str, setting: Setting) -> int:
     used = _used(program)
     given = [v for v in program.variables if v.name in used and v.role is not Role.PARAM]
     tensors = [(v.name, v.own_kind, v.role) for v in given]
-    tensors += [(r.name, r.kind, r.role) for r in program.results]
+    tensors += [(r.name, r.kind, r.role) for r in _stored(program, dtypes)]
     return sum(
         setting.values(kind) * DTYPE_BYTES[setting.compute if role in _COMPUTED else dtypes[name]]
         for name, kind, role in tensors
@@ -260,12 +260,18 @@ def _moves(
         dtype = setting.compute if variable.role in _COMPUTED else dtypes[name]
         size = setting.values(kind) * DTYPE_BYTES[dtype]
         yield Move(name, kind, dtype, size, times, False)
-    for result in kernel.program.results:
+    for result in _stored(kernel.program, dtypes):
         is_sum = result.kind is Kind.PER_COLUMN
         is_computed = is_sum or result.role in _COMPUTED
         dtype = setting.compute if is_computed else dtypes[result.name]
         count = setting.values(result.kind) * (groups if is_sum else 1)
         yield Move(result.tensor, result.kind, dtype, count * DTYPE_BYTES[dtype], 1, True)
+
+
+def _stored(program: Program, dtypes: Mapping[str, str]) -> list[Result]:
+    """The results, without gradients that have the values and the dtype of one before them."""
+    again = {n for n, first in program.repeated.items() if dtypes[n] == dtypes[first]}
+    return [result for result in program.results if result.name not in again]
 
 
 def _used(program: Program) -> set[str]:

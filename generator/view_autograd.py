@@ -31,7 +31,7 @@ class SecondView:
     parameters: str
     saved_tensors: str
     context: str
-    first_arguments: str
+    first_call: str
     upstream_parameters: str
     body: str
 
@@ -252,10 +252,25 @@ class _Autograd:
             parameters=tensor_parameters(self.spec, self.as_edges(_second_tensors(self.plan))),
             saved_tensors=join(v.name for v in kept),
             context=lines(context),
-            first_arguments=join(["forward_ctx", *(v.name for v in read_by(self.first))]),
+            first_call=self._first_call(),
             upstream_parameters=_upstream_parameters(names, {v.name for v in upstream}, True),
             body=self._second_body(second, kept, upstream),
         )
+
+    def _first_call(self) -> str:
+        """What the second function returns; to autograd one tensor cannot be two outputs."""
+        call = f"_backward({join(['forward_ctx', *(v.name for v in read_by(self.first))])})"
+        repeated = self.first.program.repeated
+        if not repeated:
+            return f"return {call}"
+        names = [result.name for result in self.first.results]
+        text = [f"{unpacked(names)} = {call}"]
+        for name, first in repeated.items():
+            text += [
+                f"if {name} is {first} and {name} is not None:",
+                f"    {name} = {name}.clone()  # to autograd one tensor is not two outputs",
+            ]
+        return lines([*text, f"return {unpacked(names)}"])
 
     def _second_kept(self, second: Pass) -> list[Variable]:
         """What the second pass reads besides the gradients that arrive, and what it is for."""

@@ -108,13 +108,24 @@ def tensor_parameters(spec: Spec, variables: Sequence[Variable]) -> str:
 
 
 def kernel_arguments(kernel: Kernel, prefix: str = "") -> str:
-    """What a kernel is launched with, one a line; ``prefix`` stands before the params."""
+    """What a kernel is launched with, one a line; ``prefix`` stands before the params.
+
+    A gradient that is the same tensor as one before it is stored once.
+    """
+    repeated = kernel.program.repeated
     params = [v for v in kernel.program.variables if v.role is Role.PARAM]
     runtime = [v for v in params if v.type.element is not Element.BOOL]
     flags = [v for v in params if v.type.element is Element.BOOL]
     return lines(
         [
-            *(f"{name}," for name in pointers(kernel)),
+            *(
+                (
+                    f"None if {name} is {repeated[name]} else {name},"
+                    if name in repeated
+                    else f"{name},"
+                )
+                for name in pointers(kernel)
+            ),
             *(f"{row_stride(v.name, v.type.kind)}," for v in strided(kernel.program)),
             *(f"{_extent(word, kernel)}," for word in extents(kernel)),
             *(f"{prefix}{v.name}," for v in runtime),
@@ -181,7 +192,7 @@ class _PassWriter:
         return lines(text)
 
     def allocations(self, arguments: Sequence[str]) -> str:
-        sources = belongs_to(self.spec)
+        sources, repeated = belongs_to(self.spec), self.each.program.repeated
         text = []
         for result in self.each.program.results:
             name, index = result.name, list(arguments).index(sources[result.name])
@@ -190,10 +201,15 @@ class _PassWriter:
             is_folded = input_ is not None and input_.folds_columns
             dtype = "compute" if is_folded else f"ctx.{name}_dtype"
             empty = f"torch.empty({shape}, dtype={dtype}, device=device)"
+            text += [f"{name} = None", f"if ctx.needs_input_grad[{index}]:"]
+            if name not in repeated:
+                text.append(f"    {name} = {empty}")
+                continue
+            first = repeated[name]
             text += [
-                f"{name} = None",
-                f"if ctx.needs_input_grad[{index}]:",
-                f"    {name} = {empty}",
+                f"    # The values of {first}: one tensor serves both where their dtypes agree.",
+                f"    is_same = {first} is not None and ctx.{first}_dtype is ctx.{name}_dtype",
+                f"    {name} = {first} if is_same else {empty}",
             ]
         return lines(text)
 

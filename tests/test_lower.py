@@ -351,3 +351,20 @@ def test_the_wrong_kinds_of_all_specs_are_shown_at_once() -> None:
         "specs/one.yaml",
         "specs/two.yaml",
     ]
+
+
+def test_gradients_of_the_same_values() -> None:
+    row_op = small_op(
+        "y = x + b + c * 2 + d * weight",
+        """
+        dx = dy
+        db = dx
+        dc = dy * 2
+        dd = dy * weight
+        dweight = sum_rows(dy * d)
+        """,
+        inputs={"b": "matrix", "c": "matrix", "d": "matrix", "weight": "per_column"},
+    )
+    assert backward_of(row_op).repeated == {"db": "dx"}
+    assert backward_of(shipped("add_rmsnorm")).repeated == {"dresidual": "dx"}
+    assert backward_of(shipped("swiglu")).repeated == {}

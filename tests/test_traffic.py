@@ -137,7 +137,20 @@ def test_every_walk_reads_what_its_loop_loads(path: Path) -> None:
                 name
                 for name in re.findall(r"tl\.store\((\w+)_ptr", text)
                 if not name.endswith("_partial")
-            }
+            } - {name for k in found.launch.kernels for name in k.program.repeated}
+
+
+def test_gradients_of_the_same_values_are_stored_once_in_one_dtype() -> None:
+    plan = schedule(shipped("add_rmsnorm"))
+    least = []
+    for residual, names in (("bfloat16", ["dx"]), ("float32", ["dx", "dresidual"])):
+        dtypes = {"x": "bfloat16", "residual": residual, "weight": "bfloat16"}
+        each = Setting(8, 64, dtypes)
+        moves = traffic(plan, "backward", each).moves
+        assert [m.name for m in moves if m.is_write and m.kind is Kind.MATRIX] == names
+        least.append(least_bytes(plan, "backward", each))
+    # h and dh are wider too.
+    assert least[1] - least[0] == 8 * 64 * (4 + 2 + 2)
 
 
 def test_bytes_of_layernorm_by_hand() -> None:

@@ -136,3 +136,36 @@ def test_frozen_rows_skip_the_statistics(
     _, again = torch.autograd.grad(op.layernorm(leaf, weight).sum(), (leaf, weight))
     assert launched == ["split_rows"]
     assert torch.equal(dweight, again)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_gradients_of_the_same_values_are_one_tensor(
+    monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "generated"))
+    module = importlib.import_module("add_rmsnorm.op")
+    for words in (module.BACKWARD_RESIDENT_WORDS, 4):
+        monkeypatch.setattr(module, "BACKWARD_RESIDENT_WORDS", words)
+        x = torch.randn(3, 9, device=device, requires_grad=True)
+        residual = torch.randn(3, 9, device=device).to(dtype).requires_grad_()
+        y, h = module.add_rmsnorm(x, residual)
+        both = torch.autograd.grad([y, h], [x, residual], [y, h], retain_graph=True)
+        assert [g.dtype for g in both] == [x.dtype, dtype]
+        assert (both[0] is both[1]) == (x.dtype == dtype)
+        for leaf, found in zip((x, residual), both, strict=True):
+            (alone,) = torch.autograd.grad([y, h], leaf, [y, h], retain_graph=True)
+            assert torch.equal(alone, found)
+        # A leaf's own gradient is a tensor of its own, which may be changed in place.
+        torch.autograd.backward([y, h], [y.detach(), h.detach()])
+        assert x.grad is not None and residual.grad is not None
+        assert x.grad.data_ptr() != residual.grad.data_ptr()
+
+
+def test_no_rows_and_gradients_of_the_same_values(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "generated"))
+    module = importlib.import_module("add_rmsnorm.op")
+    leaves = [torch.empty(0, 9, device=device, requires_grad=True) for _ in range(2)]
+    y, _ = module.add_rmsnorm(*leaves)
+    assert [g.shape for g in torch.autograd.grad(y, leaves, y)] == [(0, 9), (0, 9)]

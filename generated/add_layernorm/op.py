@@ -319,7 +319,11 @@ def _backward(
         dx = torch.empty(ctx.shape, dtype=ctx.dx_dtype, device=device)
     dresidual = None
     if ctx.needs_input_grad[1]:
-        dresidual = torch.empty(ctx.shape, dtype=ctx.dresidual_dtype, device=device)
+        # The values of dx: one tensor serves both where their dtypes agree.
+        is_same = dx is not None and ctx.dx_dtype is ctx.dresidual_dtype
+        dresidual = (
+            dx if is_same else torch.empty(ctx.shape, dtype=ctx.dresidual_dtype, device=device)
+        )
     dweight = None
     if ctx.needs_input_grad[2]:
         dweight = torch.empty(n_columns, dtype=ctx.dweight_dtype, device=device)
@@ -358,7 +362,7 @@ def _backward(
                 dy,
                 dh,
                 dx,
-                dresidual,
+                None if dresidual is dx else dresidual,
                 dweight_partial,
                 dbias_partial,
                 _row_stride(dy),
@@ -401,7 +405,7 @@ def _backward(
                 mean_g,
                 mean_g_hhat,
                 dx,
-                dresidual,
+                None if dresidual is dx else dresidual,
                 dweight_partial,
                 dbias_partial,
                 _row_stride(dy),

@@ -291,7 +291,11 @@ def _backward(
         dx = torch.empty(ctx.shape, dtype=ctx.dx_dtype, device=device)
     dresidual = None
     if ctx.needs_input_grad[1]:
-        dresidual = torch.empty(ctx.shape, dtype=ctx.dresidual_dtype, device=device)
+        # The values of dx: one tensor serves both where their dtypes agree.
+        is_same = dx is not None and ctx.dx_dtype is ctx.dresidual_dtype
+        dresidual = (
+            dx if is_same else torch.empty(ctx.shape, dtype=ctx.dresidual_dtype, device=device)
+        )
     dweight = None
     if ctx.needs_input_grad[2]:
         dweight = torch.empty(n_columns, dtype=ctx.dweight_dtype, device=device)
@@ -318,7 +322,7 @@ def _backward(
                 dy,
                 dh,
                 dx,
-                dresidual,
+                None if dresidual is dx else dresidual,
                 dweight_partial,
                 _row_stride(dy),
                 _row_stride(dh),
@@ -355,7 +359,7 @@ def _backward(
                 dh,
                 mean_g_hhat,
                 dx,
-                dresidual,
+                None if dresidual is dx else dresidual,
                 dweight_partial,
                 _row_stride(dy),
                 _row_stride(dh),
