@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from kgen.emit import Emitter, number, shape, through_float32
 from kgen.ir import (
@@ -39,25 +39,51 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class WalkText:
-    """A loop over the columns: what stands before, inside and after it."""
+    """A loop over the columns: what stands before, inside and after it.
+
+    The last walk of several goes ``backwards``: it finds what was read last still in the cache.
+    """
 
     before: str
     inside: str
     after: str
+    backwards: bool = False
 
 
 def kernel_body(spec: Spec, kernel: Kernel, several: bool) -> Body:
     """The text of one kernel below its index arithmetic; ``several``: of the op's gradients."""
     padding = choose_padding(kernel.program)
-    emitter = Emitter(spec, padding)
+    emitter = Emitter(spec, padding, kernel.program)
     writer = _Writer(
         spec, kernel.program, emitter, padding, several, kernel.may_lack, kernel.partition
     )
     if kernel.form is Form.TILE:
         return _tile(writer, emitter)
+    if kernel.form is Form.RELOAD:
+        writer.params()
+        _reload(writer, kernel)
+        return Body(writer.take(), (), frozenset(emitter.helpers))
     if kernel.form is Form.STREAMING:
         return _streaming(writer, emitter, kernel)
-    return _groups(writer, emitter)
+    return _groups(writer, emitter, kernel)
+
+
+def _reload(writer: _Writer, kernel: Kernel) -> None:
+    """The statements of whole rows that are read again after each reduction."""
+    writer.load_all(Kind.PER_ROW)
+    for definition in kernel.before:
+        writer.row_statement(definition)
+    for number, walk_ in enumerate(kernel.walks):
+        writer.forget_chunk()
+        writer.gap()
+        if number == 1:
+            writer.line("# Read again: the cache has the row, and registers would be short.")
+        writer.fetch(kernel.walks[number:])
+        for definition in walk_.definitions:
+            writer.statement(definition, stores=walk_.stores)
+        writer.store_row_values(walk_)
+        for definition in (*walk_.reductions, *walk_.after):
+            writer.row_statement(definition)
 
 
 def _tile(writer: _Writer, emitter: Emitter) -> Body:
@@ -69,17 +95,21 @@ def _tile(writer: _Writer, emitter: Emitter) -> Body:
     return Body(writer.take(), (), frozenset(emitter.helpers))
 
 
-def _groups(writer: _Writer, emitter: Emitter) -> Body:
+def _groups(writer: _Writer, emitter: Emitter, kernel: Kernel) -> Body:
     program = writer.program
     writer.params()
-    writer.load_all(Kind.PER_COLUMN)
+    if kernel.form is not Form.RELOAD_GROUPS:
+        writer.load_all(Kind.PER_COLUMN)
     sums = [r.name for r in program.results if r.kind is Kind.PER_COLUMN]
     for name in sums:
         writer.line(f"{name} = tl.zeros((1, BLOCK), COMPUTE)")
     before = writer.take()
-    writer.load_all(Kind.MATRIX, Kind.PER_ROW)
-    for definition in program.definitions:
-        writer.statement(definition)
+    if kernel.form is Form.RELOAD_GROUPS:
+        _reload(writer, kernel)
+    else:
+        writer.load_all(Kind.MATRIX, Kind.PER_ROW)
+        for definition in program.definitions:
+            writer.statement(definition)
     inside = writer.take()
     for name in sums:
         writer.line(f"if {name}_partial_ptr is not None:")
@@ -95,12 +125,18 @@ def _streaming(writer: _Writer, emitter: Emitter, kernel: Kernel) -> Body:
     for definition in kernel.before:
         writer.row_statement(definition)
     top = writer.take()
-    walks = tuple(_walk_text(writer, walk_) for walk_ in kernel.walks)
+    walks = tuple(_walk_text(writer, kernel.walks[at:]) for at in range(len(kernel.walks)))
+    if len(walks) > 1 and kernel.walks[-1].stores:
+        walks = (*walks[:-1], replace(walks[-1], backwards=True))
     return Body(top, walks, frozenset(emitter.helpers))
 
 
-def _walk_text(writer: _Writer, walk_: Walk) -> WalkText:
+def _walk_text(writer: _Writer, walks: Sequence[Walk]) -> WalkText:
+    """The first of the walks that are left."""
+    walk_ = walks[0]
     writer.forget_chunk()
+    if any(merge.kind is MergeKind.MOMENTS for merge in walk_.merges):
+        writer.first_chunk(walk_)
     for merge in walk_.merges:
         writer.start_merge(merge)
     for online in walk_.online:
@@ -109,7 +145,7 @@ def _walk_text(writer: _Writer, walk_: Walk) -> WalkText:
         writer.start_reduction(reduction)
     before = writer.take()
 
-    writer.load_for(walk_)
+    writer.fetch(walks)
     for definition in walk_.definitions:
         writer.statement(definition, stores=walk_.stores)
     writer.store_row_values(walk_)
@@ -149,6 +185,9 @@ class _Writer:
     guarded: set[str] = field(default_factory=set)
     owners: dict[str, set[str]] = field(default_factory=dict)
     open_guard: str | None = None
+    eviction: dict[str, str] = field(default_factory=dict)
+    reads_again: bool = False
+    is_last: bool = False
 
     def __post_init__(self) -> None:
         """Sort the optional inputs: those whose absence drops steps, and those given a value."""
@@ -211,10 +250,21 @@ class _Writer:
             if is_read and variable.type.kind in kinds:
                 self._load(variable)
 
-    def load_for(self, walk_: Walk) -> None:
-        """Load the matrices that a walk uses."""
+    def fetch(self, walks: Sequence[Walk]) -> None:
+        """Load the matrices that the first of the walks uses, and tell the cache what is to stay.
+
+        Where rows are read several times, what no later walk reads need not be kept.
+        """
+        later = set[str]().union(*(each.names for each in walks[1:]))
+        self.reads_again = self.reads_again or len(walks) > 1
+        self.is_last = len(walks) == 1
         for variable in self.program.variables:
-            if variable.name in walk_.names and variable.type.kind is Kind.MATRIX:
+            if variable.name in walks[0].names and variable.type.kind is Kind.MATRIX:
+                if self.reads_again:
+                    is_first = variable.name not in self.eviction
+                    # Loads that differ in nothing would become one, and stay in registers.
+                    kept = "evict_last" if is_first else ""
+                    self.eviction[variable.name] = kept if variable.name in later else "evict_first"
                 self._load(variable)
 
     def _load(self, variable: Variable) -> None:
@@ -251,7 +301,9 @@ class _Writer:
         if variable.sharing is not None:
             place = self._shared_place(variable, variable.sharing)
         convert = ".to(COMPUTE)" if is_float and not self._is_computed(variable) else ""
-        return f"tl.load({place}, mask={mask}, other={other}){convert}"
+        kept = self.eviction.get(name, "")
+        policy = f', eviction_policy="{kept}"' if kept else ""
+        return f"tl.load({place}, mask={mask}, other={other}{policy}){convert}"
 
     def _shared_place(self, variable: Variable, sharing: Sharing) -> str:
         """Where the entry lies that serves each row and column."""
@@ -278,6 +330,31 @@ class _Writer:
             if variable is None or variable.role is Role.PARAM or name in self.guarded:
                 continue
             self._load(variable)
+
+    def first_chunk(self, walk_: Walk) -> None:
+        """Read a row's first chunk for the pivots that sums of squares are about."""
+        merges = [merge for merge in walk_.merges if merge.kind is MergeKind.MOMENTS]
+        wanted = {name for merge in merges for name in names_in(merge.values)}
+        definitions: list[Define] = []
+        for definition in reversed(walk_.definitions):
+            if definition.name in wanted:
+                definitions.insert(0, definition)
+                wanted.update(names_in(definition.term))
+        self.line("# Sums about a mean of the row's own lose no digits to cancellation.")
+        self.line("column = tl.arange(0, BLOCK)[None, :]")
+        self.line("in_columns = column < n_columns")
+        self.line("mask = in_rows & in_columns")
+        for variable in self.program.variables:
+            if variable.name in wanted and variable.type.kind is Kind.MATRIX:
+                self._load(variable)
+        for definition in definitions:
+            self.statement(definition, stores=())
+        for merge in merges:
+            self._load_columns(names_in(merge.values))
+            values = self.emitter.masked("sum", merge.values)
+            mean = f"{self.emitter.use('row_mean')}({values}, tl.minimum(n_columns, BLOCK))"
+            self.line(f"{merge.statistic.name}_pivot = {mean}")
+        self.forget_chunk()
 
     # --- statements
 
@@ -385,7 +462,10 @@ class _Writer:
         if result.kind is Kind.PER_ROW:
             store = f"tl.store({pointer} + row, {value}, mask=in_rows)"
         else:
-            store = f"tl.store({pointer} + row * n_columns + column, {value}, mask=mask)"
+            # Streamed past the cache, which the rows are to stay in.
+            cached = ', cache_modifier=".cs"' if self.reads_again and self.is_last else ""
+            place = f"{pointer} + row * n_columns + column"
+            store = f"tl.store({place}, {value}, mask=mask{cached})"
         if self._is_optional(result) and guard != pointer:
             return [f"if {pointer} is not None:", f"    {store}"]
         return [store]
@@ -442,9 +522,12 @@ class _Writer:
     def start_merge(self, merge: Merge) -> None:
         """The running values of two reductions done together."""
         statistic, total = merge.statistic.name, merge.total.name
+        if merge.kind is MergeKind.MOMENTS:
+            for name in (statistic, total):
+                self.line(f"{name}_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)")
+            return
         self._merge_words(merge)
-        start = "0.0" if merge.kind is MergeKind.MOMENTS else number(NEUTRAL["max"])
-        self.line(f"{statistic} = tl.full((ROWS, 1), {start}, COMPUTE)")
+        self.line(f'{statistic} = tl.full((ROWS, 1), {number(NEUTRAL["max"])}, COMPUTE)')
         self.line(f"{total} = tl.zeros((ROWS, 1), COMPUTE)")
 
     def _merge_words(self, merge: Merge) -> None:
@@ -459,11 +542,14 @@ class _Writer:
         if merge.kind is MergeKind.EXP_SUM:
             values = self.emitter.masked("max", merge.values)
             call = f"{self.emitter.use('merge_exp_sum')}({pair}, {values})"
-        else:
-            values = self.emitter.masked("sum", merge.values)
-            rest = "in_columns, start, n_columns, BLOCK"
-            call = f"{self.emitter.use('merge_moments')}({pair}, {values}, {rest})"
-        self.line(f"{pair} = {call}")
+            self.line(f"{pair} = {call}")
+            return
+        statistic, total = merge.statistic.name, merge.total.name
+        pivot, away = f"{statistic}_pivot", f"{statistic}_from_pivot"
+        away_values = f"{self.emitter.text(merge.values)} - {pivot}"
+        self.line(f"{away} = tl.where(in_columns, {away_values}, 0.0)")
+        self.line(f"{statistic}_lanes += {away}")
+        self.line(f"{total}_lanes += {away} * {away}")
 
     def end_merge(self, merge: Merge) -> None:
         """What the running values still lack after the last chunk."""
@@ -474,10 +560,21 @@ class _Writer:
             self.line("# The merge has taken inf from inf, which is NaN, where the guard takes 0.")
             is_inf = f'{statistic} == float("inf")'
             self.line(f'{total} = tl.where({is_inf}, float("inf"), {total})')
-        if _op(merge.total) == "mean":
-            self.line(f"{total} = {total} / n_columns")
+        if merge.kind is MergeKind.MOMENTS:
+            self._end_moments(merge)
+        elif _op(merge.total) == "mean":
+            self.line(f"{total} = {self.emitter.use('row_quotient')}({total}, n_columns)")
         self._store_row_value(merge.statistic)
         self._store_row_value(merge.total)
+
+    def _end_moments(self, merge: Merge) -> None:
+        """The mean, and the sum or mean of squares about it, from those about the pivot."""
+        statistic, total = merge.statistic.name, merge.total.name
+        self._merge_words(merge)
+        given = f"{statistic}_pivot, {statistic}_lanes, {total}_lanes, n_columns"
+        self.line(f"{statistic}, {total} = {self.emitter.use('moments')}({given})")
+        if _op(merge.total) == "sum":
+            self.line(f"{total} = {total} * n_columns")
 
     def _spoil(self, maximum: str, totals: list[str]) -> None:
         """Make NaN of sums of exponentials that no guard keeps from a maximum of -inf."""
@@ -532,7 +629,8 @@ class _Writer:
             self._spoil(maximum, unguarded)
         for each in online.sums:
             if _op(each.total) == "mean":
-                self.line(f"{each.total.name} = {each.total.name} / n_columns")
+                quotient = self.emitter.use("row_quotient")
+                self.line(f"{each.total.name} = {quotient}({each.total.name}, n_columns)")
         self._store_row_value(online.maximum)
         for each in online.sums:
             self._store_row_value(each.total)

@@ -116,7 +116,7 @@ def double_backward_cost(row_op: RowOp) -> Cost:
 
 def walks(kernel: Kernel) -> int:
     """How often a kernel goes over each row."""
-    return len(kernel.walks) if kernel.form is Form.STREAMING else 1
+    return max(1, len(kernel.walks))
 
 
 def kept(row_op: RowOp) -> tuple[Kept, ...]:

@@ -7,7 +7,18 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kgen.ir import BUILTINS, RANDOM_ROUNDS, REDUCTIONS, Literal, Op, Ref, Term, Type, walk
+from kgen.ir import (
+    BUILTINS,
+    RANDOM_ROUNDS,
+    REDUCTIONS,
+    Literal,
+    Op,
+    Program,
+    Ref,
+    Term,
+    Type,
+    walk,
+)
 from kgen.padding import NEUTRAL, Padding
 from kgen.spec import Element, Kind, Spec
 
@@ -61,6 +72,7 @@ class Emitter:
 
     spec: Spec
     padding: Padding
+    program: Program
     helpers: set[str] = field(default_factory=set)
 
     def text(self, term: Term) -> str:
@@ -119,6 +131,9 @@ class Emitter:
         if term.op in _BINARY:
             symbol, level = _BINARY[term.op]
             left, right = term.arguments
+            if term.op == "div" and term.type.kind is Kind.MATRIX and self._adds_exp(right):
+                # One division a row. The sum is 1 at least, so its reciprocal is as exact.
+                return f"{self._text(left, level)} * (1.0 / {self._text(right, level + 1)})", level
             if term.op == "mul" and term.type.element is Element.INT and not _is_small(term):
                 return f"{self._wide(left)} * {self._text(right, level + 1)}", level
             # Comparisons do not chain, and bind looser than & and | in Python.
@@ -130,6 +145,24 @@ class Emitter:
             return f"{function}({self._operand(term.arguments[0])})", _ATOM
         special: Callable[[Op], tuple[str, int]] = getattr(self, f"_{term.op}")
         return special(term)
+
+    def _adds_exp(self, term: Term) -> bool:
+        """Whether a term is a row's sum of exponentials, or 1 in its place."""
+        term = self._defined(term)
+        if isinstance(term, Op) and term.op == "where":
+            ones = [t for t in term.arguments[1:] if isinstance(t, Literal) and t.value == 1]
+            return len(ones) == 1 and any(map(self._adds_exp, term.arguments[1:]))
+        if not (isinstance(term, Op) and term.op == "sum"):
+            return False
+        operand = self._defined(term.arguments[0])
+        if isinstance(operand, Op) and operand.op == "where":
+            return any(_is_exp(self._defined(branch)) for branch in operand.arguments[1:])
+        return _is_exp(operand)
+
+    def _defined(self, term: Term) -> Term:
+        """What a name stands for."""
+        definition = self.program.definition(term.name) if isinstance(term, Ref) else None
+        return term if definition is None else self._defined(definition.term)
 
     def _wide(self, term: Term) -> str:
         """A whole number in 64 bits: a product of columns has no room in 32."""
@@ -292,6 +325,10 @@ def _is_small(product: Op) -> bool:
     return len(numbers) == len(names) == 1 and abs(numbers[0]) <= 1024
 
 
+def _is_exp(term: Term) -> bool:
+    return isinstance(term, Op) and term.op == "exp"
+
+
 def _dtype(type_: Type) -> str:
     return "COMPUTE" if type_.element is Element.FLOAT else "tl.int64"
 
@@ -371,15 +408,16 @@ def rescale_open_sum(total, before, maximum):
     # exp(-inf - before) was NaN while all was -inf, and is 0 after.
     scaled = tl.where(before == float("-inf"), 0.0, total * tl.exp(before - maximum))
     return tl.where(before == maximum, total, scaled)''',
-    "merge_moments": '''@triton.jit
-def merge_moments(mean, squares, values, in_columns, start, n_columns, BLOCK: tl.constexpr):
-    """Adds a chunk to a row's running mean and sum((values - mean) ** 2)."""
-    count = tl.minimum(n_columns - start, BLOCK).to(mean.dtype)
-    chunk_mean = row_quotient(row_sum(values), count)
-    centered = tl.where(in_columns, values - chunk_mean, 0.0)
-    step = (chunk_mean - mean) * (count / (start + count))
-    squares += row_sum(centered * centered) + (chunk_mean - mean) * (step * start)
-    return mean + step, squares''',
+    "moments": '''@triton.jit
+def moments(pivot, away, squares, n_columns):
+    """A row's mean and variance from sums of (values - pivot) and (values - pivot) ** 2.
+
+    The pivot is the mean of the row's first chunk, a share s of the row, so that its square is at
+    most variance / s: little cancels.
+    """
+    offset = row_mean(away, n_columns)
+    variance = row_mean(squares, n_columns) - offset * offset
+    return pivot + offset, nan_maximum(variance, 0.0)''',
     "group_sum": '''@triton.jit
 def group_sum(
     partial_ptr,
@@ -455,7 +493,7 @@ _HELPER_NEEDS = {
     "row_max": ("nan_maximum",),
     "row_min": ("nan_minimum",),
     "merge_exp_sum": ("nan_maximum", "row_max", "row_sum"),
-    "merge_moments": ("row_sum", "row_quotient"),
+    "moments": ("row_mean", "row_quotient", "nan_maximum"),
     "row_mean": ("row_quotient",),
     "floor_divide_int": ("floor_modulo_int",),
     "group_sum": ("column_sum",),

@@ -19,7 +19,7 @@ from kgen.traffic import (
     directions,
     launch,
     least_bytes,
-    resident_columns,
+    boundaries,
     saved_bytes,
     traffic,
 )
@@ -122,8 +122,7 @@ def written(spec: Spec) -> dict[str, tuple[Define, ...]]:
 
 def _ends(plan: OpSchedule, direction: str, setting: Setting) -> Iterator[tuple[int, str, int]]:
     most = plan.row_op.spec.limits.max_columns
-    whole = resident_columns(plan, direction, setting.compute_bytes)
-    ends = [min(whole, most)] + ([most] if most > whole else [])
-    for end in ends:
+    ends = boundaries(plan, direction, setting.compute_bytes)
+    for end in (*(each for each in ends if each < most), most):
         chosen = launch(plan, direction, end, setting.compute_bytes)
         yield end, chosen.schedule, chosen.passes

@@ -22,7 +22,7 @@ class MergeKind(Enum):
     """Two dependent reductions that one walk can do together."""
 
     EXP_SUM = "exp_sum"  # max(v) and sum(exp(v - max)), rescaled as the maximum grows
-    MOMENTS = "moments"  # mean(v) and the sum of (v - mean) ** 2, after Chan, Golub and LeVeque
+    MOMENTS = "moments"  # mean(v) and the sum of (v - mean) ** 2, about a pivot near the mean
 
 
 class Guard(Enum):

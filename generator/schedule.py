@@ -20,7 +20,7 @@ from kgen.ir import (
     verify,
 )
 from kgen.lower import RowOp
-from kgen.merging import Guard, Merge, Online, OnlineSum, find_merges, known_after
+from kgen.merging import Guard, Merge, Merging, Online, OnlineSum, find_merges, known_after
 from kgen.rewrite import fresh, hoist, hoist_rows, retyped
 from kgen.spec import BATCHED_KINDS, Element, Kind, Spec, gradient_name
 
@@ -29,7 +29,9 @@ class Form(Enum):
     """The loop structure of a kernel."""
 
     TILE = "tile"  # whole rows in registers, one tile a program
+    RELOAD = "reload"  # whole rows, read again after each reduction, one tile a program
     GROUPS = "groups"  # whole rows in registers, each program walks a group of tiles
+    RELOAD_GROUPS = "reload_groups"  # the same, read again after each reduction
     STREAMING = "streaming"  # rows in chunks of columns, several walks
     SPLIT_COLUMNS = "split_columns"  # tiles of columns, each program walks a group of rows
 
@@ -57,7 +59,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One ``@triton.jit`` function. ``walks`` and ``before`` are for ``STREAMING`` alone.
+    """One ``@triton.jit`` function. ``walks`` and ``before`` are for those that read rows again.
 
     ``may_lack`` names the statistics that are not there when nobody wants what they serve. With a
     ``partition``, ``PER_BATCH`` or ``PER_PLACE``, all rows of a program are those of one matrix, or
@@ -71,6 +73,17 @@ class Kernel:
     walks: tuple[Walk, ...] = ()
     may_lack: tuple[str, ...] = ()
     partition: Kind | None = None
+
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether each program walks over a group of rows."""
+        return self.form in (Form.GROUPS, Form.RELOAD_GROUPS, Form.SPLIT_COLUMNS)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a tile spans whole rows."""
+        return self.form not in (Form.STREAMING, Form.SPLIT_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +157,7 @@ class OpSchedule:
 def schedule(row_op: RowOp) -> OpSchedule:
     """Every kernel of an op."""
     op = row_op.spec.op
-    forward = (
-        Kernel(f"{op}_forward_resident", Form.TILE, row_op.forward),
-        streaming(f"{op}_forward_streaming", row_op.forward),
-    )
+    forward = _of_rows(f"{op}_forward", row_op.forward)
     programs = (("backward", row_op.backward), ("double_backward", row_op.double_backward))
     passes = tuple(
         _pass(row_op.spec, name, program) for name, program in programs if program is not None
@@ -166,7 +176,7 @@ def _pass(spec: Spec, name: str, program: Program) -> Pass:
     kernels = tuple(
         (
             replace(k, partition=partition, program=_in_one_part(k.program, partition))
-            if k.form in (Form.GROUPS, Form.SPLIT_COLUMNS)
+            if k.is_grouped
             else k
         )
         for k in made.kernels
@@ -188,21 +198,17 @@ def _in_one_part(program: Program, partition: Kind) -> Program:
 def _pass_of_rows(prefix: str, name: str, program: Program) -> Pass:
     sums = tuple(r.name for r in program.results if r.kind is Kind.PER_COLUMN)
     if not sums:
-        kernels = (
-            Kernel(f"{prefix}_resident", Form.TILE, program),
-            streaming(f"{prefix}_streaming", program),
-        )
-        return Pass(name, program, kernels)
+        return Pass(name, program, _of_rows(prefix, program))
     rows, columns, statistics = _split(program)
-    resident = Kernel(f"{prefix}_resident", Form.GROUPS, program)
+    whole = _whole(prefix, program, Form.GROUPS)
     split_columns = Kernel(f"{prefix}_split_columns", Form.SPLIT_COLUMNS, columns)
     if not rows.results:
-        return Pass(name, program, (resident, split_columns), (), sums)
+        return Pass(name, program, (*whole, split_columns), (), sums)
     split_rows = streaming(f"{prefix}_split_rows", rows)
     gradient = _only_served(rows, columns, statistics)
     if gradient is not None:
         split_columns = replace(split_columns, may_lack=statistics)
-    return Pass(name, program, (resident, split_rows, split_columns), statistics, sums, gradient)
+    return Pass(name, program, (*whole, split_rows, split_columns), statistics, sums, gradient)
 
 
 def served(program: Program) -> dict[str, set[str]]:
@@ -260,17 +266,53 @@ def _is_statistic(definition: Define, levels: dict[str, int]) -> bool:
     return is_number and levels[definition.name] > 0
 
 
+def _of_rows(prefix: str, program: Program) -> tuple[Kernel, ...]:
+    """The kernels of a program without column sums, for short rows and for longer ones."""
+    return (*_whole(prefix, program, Form.TILE), streaming(f"{prefix}_streaming", program))
+
+
+def _whole(prefix: str, program: Program, form: Form) -> tuple[Kernel, ...]:
+    """The kernels whose tiles span whole rows."""
+    resident = Kernel(f"{prefix}_resident", form, program)
+    again = reload(f"{prefix}_reload", program, form)
+    return (resident,) if again is None else (resident, again)
+
+
+def reload(name: str, program: Program, form: Form) -> Kernel | None:
+    """The kernel that reads whole rows again after each reduction, where it pays.
+
+    The cache still has them, and the registers are free while a reduction is on its way. With
+    several column sums there are too few registers left for rows that long.
+    """
+    sums = tuple(r for r in program.results if r.kind is Kind.PER_COLUMN)
+    program = hoist_rows(hoist(program))
+    walks = _walks(program, Merging(), sums)
+    if len(walks) < 2 or not walks[-1].stores or len(sums) > 1:
+        return None
+    form = Form.RELOAD_GROUPS if form is Form.GROUPS else Form.RELOAD
+    before = _row_values(program, known_after(program, {}), 0)
+    return Kernel(name, form, program, before, walks)
+
+
 def streaming(name: str, program: Program) -> Kernel:
     """The kernel that walks rows in chunks: as few walks as the reductions' order allows."""
     program = hoist_rows(hoist(program))
     merging = find_merges(program)
+    before = _row_values(program, known_after(program, merging.beside), 0)
+    return Kernel(name, Form.STREAMING, program, before, _walks(program, merging))
+
+
+def _walks(
+    program: Program, merging: Merging, sums: tuple[Result, ...] = ()
+) -> tuple[Walk, ...]:
+    """The walks over a row; ``sums`` over all rows are added to in the last."""
     levels = known_after(program, merging.beside)
     merged = {*merging.beside, *merging.beside.values()}
     together = _together(program, merging.online, levels)
     wide = [r for r in program.results if r.kind is Kind.MATRIX]
     last = max(
         [levels[d.name] for d in program.definitions if is_reduction(d.term)]
-        + [levels.get(r.name, 0) + 1 for r in wide],
+        + [levels.get(r.name, 0) + 1 for r in (*wide, *sums)],
         default=0,
     )
     walks = []
@@ -283,6 +325,8 @@ def streaming(name: str, program: Program) -> Kernel:
         joined = tuple(m for m in merging.merges if levels[m.total.name] == number)
         online = tuple(o for o in together if levels[o.maximum.name] == number)
         stores = tuple(r for r in wide if levels.get(r.name, 0) + 1 == number)
+        if number == last:
+            stores += sums
         roots = [d.term for d in reductions] + [m.values for m in joined]
         for each in online:
             roots += [d.term for d in (each.maximum, *(s.total for s in each.sums))]
@@ -297,7 +341,7 @@ def streaming(name: str, program: Program) -> Kernel:
                 _row_values(program, levels, number),
             )
         )
-    return Kernel(name, Form.STREAMING, program, _row_values(program, levels, 0), tuple(walks))
+    return tuple(walks)
 
 
 def _together(

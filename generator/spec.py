@@ -244,17 +244,18 @@ _GENERATED = """
     plans program pytest reference row rows self shape start stride strides tensor tensors test
     tests tl torch total triton
     column_sum compute floor_divide floor_divide_int floor_modulo floor_modulo_int gradients
-    group_sum has_columns math merge_exp_sum merge_moments n_sums name nan_maximum nan_minimum
+    group_sum has_columns math merge_exp_sum moments n_sums name nan_maximum nan_minimum
     partials power problem round_half_even row_max row_mean row_min row_quotient row_sum save stages
     backward_plan clamp_int double_backward_plan forward_ctx forward_plan mark_dirty
     mark_non_differentiable must needs_input_grad save_for_backward saved_tensors
     set_materialize_grads takes random_at rescale_exp_sum rescale_open_sum
-    batch_index n_batches n_places n_splits part_index place_index split_index
+    back batch_index last_start n_batches n_places n_splits part_index place_index split_index
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
 """Names that generated code or the language of formulas uses itself."""
 _SUFFIXES = (
     "_lanes",
+    "_pivot",
     "_partial",
     "_ptr",
     "_stride",

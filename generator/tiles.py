@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.schedule import Kernel, OpSchedule, Pass
+from kgen.schedule import Form, Kernel, OpSchedule, Pass
 from kgen.spec import Element, Kind
 
 
@@ -45,14 +45,31 @@ GROUP_TILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class TileRule:
-    """What the wrapper's plans are made of: a table for rows kept whole, and the chunks."""
+class Tiles:
+    """What the plans of one direction are made of.
 
-    forward: tuple[Tile, ...]
-    backward: tuple[Tile, ...]
+    Attributes:
+        whole: tiles that span rows, by width; wider rows are walked in chunks.
+        resident_words: the widest rows that stay in registers; up to the widest tile they are read
+            again after each reduction.
+        streaming: the chunk of a row's walk, or of that of the split's first kernel.
+        split: the tile of the split's second kernel.
+    """
+
+    whole: tuple[Tile, ...]
+    resident_words: int
     streaming: Tile
     split: Tile
-    double_backward: tuple[Tile, ...] = ()
+
+    @property
+    def whole_words(self) -> int:
+        """The widest rows that one tile spans."""
+        return self.whole[-1].words
+
+    @property
+    def reloads(self) -> bool:
+        """Whether rows of some widths are read again."""
+        return self.resident_words < self.whole_words
 
 
 def live_matrices(kernel: Kernel) -> int:
@@ -62,28 +79,26 @@ def live_matrices(kernel: Kernel) -> int:
     return len([v for v in read if v.type.element is not Element.BOOL]) + len(made)
 
 
-def tile_rule(plan: OpSchedule) -> TileRule:
+def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
+    """The tiles of each direction, by its name."""
+    rule = {"forward": _tiles(plan.forward, FORWARD_TILES, 2)}
+    for each in plan.passes:
+        rule[each.name] = _pass_tiles(each)
+    return rule
+
+
+def _pass_tiles(each: Pass) -> Tiles:
+    return _tiles(each.kernels, GROUP_TILES if each.column_sums else FORWARD_TILES, 3)
+
+
+def _tiles(kernels: tuple[Kernel, ...], tiles: tuple[Tile, ...], usual: int) -> Tiles:
     """Tiles by width, shorter by half for each doubling of the matrices a program holds."""
-    forward = _within(FORWARD_TILES, 2, live_matrices(plan.forward[0]))
-    tables = {each.name: _pass_tiles(each) for each in plan.passes}
-    streaming_tile, split_tile = Tile(8192, 1, 16), Tile(2048, 1, 8, 3, 4)
-    return TileRule(
-        forward,
-        tables.get("backward", ()),
-        streaming_tile,
-        split_tile,
-        tables.get("double_backward", ()),
-    )
-
-
-def _pass_tiles(each: Pass) -> tuple[Tile, ...]:
-    tiles = GROUP_TILES if each.column_sums else FORWARD_TILES
-    return _within(tiles, 3, live_matrices(each.kernels[0]))
-
-
-def _within(tiles: tuple[Tile, ...], usual: int, live: int) -> tuple[Tile, ...]:
     drop = 0
-    while usual < live:
+    while usual < live_matrices(kernels[0]):
         usual *= 2
         drop += 1
-    return tiles[: len(tiles) - drop]
+    whole = tiles[: len(tiles) - drop]
+    again = any(k.form in (Form.RELOAD, Form.RELOAD_GROUPS) for k in kernels)
+    resident = whole[-1].words // (2 if again else 1)
+    is_split = any(k.form is Form.SPLIT_COLUMNS for k in kernels)
+    return Tiles(whole, resident, Tile(4096 if is_split else 8192, 1, 16), Tile(2048, 1, 4, 4, 2))

@@ -147,27 +147,30 @@ def directions(plan: OpSchedule) -> tuple[str, ...]:
     return ("forward", *(each.name for each in plan.passes))
 
 
-def resident_columns(plan: OpSchedule, direction: str, compute_bytes: int) -> int:
-    """The longest row that a direction keeps in registers; longer ones are walked in chunks."""
-    return _tiles(plan, direction)[-1].words * 4 // compute_bytes
+def boundaries(plan: OpSchedule, direction: str, compute_bytes: int) -> tuple[int, ...]:
+    """The longest rows of each schedule but the last, shorter ones first."""
+    tiles = tile_rule(plan)[direction]
+    words = dict.fromkeys((tiles.resident_words, tiles.whole_words))
+    return tuple(each * 4 // compute_bytes for each in words)
 
 
 def launch(plan: OpSchedule, direction: str, columns: int, compute_bytes: int) -> Launch:
     """What a direction runs for rows of ``columns`` columns."""
     block = 1 << (columns - 1).bit_length()
     words = block * compute_bytes // 4
-    kernels, rule = _kernels(plan, direction), tile_rule(plan)
-    tiles = _tiles(plan, direction)
-    whole = tuple(k for k in kernels if k.form in (Form.TILE, Form.GROUPS))
-    if words <= tiles[-1].words:
-        wanted = max(words, tiles[0].words)
-        tile = next(tile for tile in tiles if tile.words == wanted)
-        return Launch("resident", whole, tile, block, 1)
-    long = tuple(k for k in kernels if k not in whole)
+    kernels, tiles = _kernels(plan, direction), tile_rule(plan)[direction]
+    long = tuple(k for k in kernels if not k.is_whole)
+    if words <= tiles.whole_words:
+        wanted = max(words, tiles.whole[0].words)
+        tile = next(tile for tile in tiles.whole if tile.words == wanted)
+        schedule = "resident" if words <= tiles.resident_words else "reload"
+        kernel = next(k for k in kernels if k.name.endswith(f"_{schedule}"))
+        return Launch(schedule, (kernel,), tile, block, walks(kernel))
     passes = sum(walks(kernel) for kernel in long)
     if any(k.form is Form.SPLIT_COLUMNS for k in long):
-        return Launch("split", long, rule.split, rule.split.words, passes)
-    return Launch("streaming", long, rule.streaming, rule.streaming.words, passes)
+        return Launch("split", long, tiles.split, tiles.split.words * 4 // compute_bytes, passes)
+    chunk = tiles.streaming
+    return Launch("streaming", long, chunk, chunk.words * 4 // compute_bytes, passes)
 
 
 def traffic(plan: OpSchedule, direction: str, setting: Setting) -> Traffic:
@@ -214,16 +217,6 @@ def saved_bytes(plan: OpSchedule, setting: Setting) -> int:
     return len(plan.row_op.saved) * setting.rows * setting.compute_bytes
 
 
-def _tiles(plan: OpSchedule, direction: str) -> tuple[Tile, ...]:
-    rule = tile_rule(plan)
-    tables = {
-        "forward": rule.forward,
-        "backward": rule.backward,
-        "double_backward": rule.double_backward,
-    }
-    return tables[direction]
-
-
 def _kernels(plan: OpSchedule, direction: str) -> tuple[Kernel, ...]:
     if direction == "forward":
         return plan.forward
@@ -255,7 +248,7 @@ def _moves(
         if variable.role is Role.PARAM or name not in used:
             continue
         times = 1
-        if kernel.form is Form.STREAMING and kind is Kind.MATRIX:
+        if kernel.walks and kind is Kind.MATRIX:
             times = sum(name in walk.names for walk in kernel.walks)
         dtype = setting.compute if variable.role in _COMPUTED else dtypes[name]
         size = setting.values(kind) * DTYPE_BYTES[dtype]

@@ -14,6 +14,8 @@ from kgen.spec import BATCHED_KINDS, Element, Kind, Spec
 
 _TEMPLATES = {
     Form.TILE: "kernel_tile.py.jinja",
+    Form.RELOAD: "kernel_tile.py.jinja",
+    Form.RELOAD_GROUPS: "kernel_groups.py.jinja",
     Form.STREAMING: "kernel_streaming.py.jinja",
     Form.GROUPS: "kernel_groups.py.jinja",
     Form.SPLIT_COLUMNS: "kernel_groups.py.jinja",
@@ -138,7 +140,7 @@ def _rows(kernel: Kernel) -> RowsView:
         names.append("batch_index = row // n_places")
     if Kind.PER_PLACE in used:
         names.append("place_index = row % n_places")
-    if kernel.form in (Form.TILE, Form.STREAMING):
+    if not kernel.is_grouped:
         return RowsView("", "", "\n".join(names))
     lanes = "start + tl.arange(0, ROWS)[:, None].to(tl.int64)"
     at = "row = batch_index * n_places + place_index"
@@ -197,7 +199,6 @@ def _parameters(kernel: Kernel) -> tuple[str, ...]:
     seeds = seeds_in(program)
     runtime = [_typed(v, v.name in seeds) for v in params if _is_runtime_param(v)]
     flags = [f"{v.name.upper()}: tl.constexpr" for v in params if not _is_runtime_param(v)]
-    grouped = kernel.form in (Form.GROUPS, Form.SPLIT_COLUMNS)
     return (
         *(f"{name}_ptr" for name in pointers(kernel)),
         *(f"{v.name}_row_stride" for v in strided(program)),
@@ -207,7 +208,7 @@ def _parameters(kernel: Kernel) -> tuple[str, ...]:
         "COMPUTE: tl.constexpr",
         "ROWS: tl.constexpr",
         "BLOCK: tl.constexpr",
-        *(["STAGES: tl.constexpr"] if grouped else []),
+        *(["STAGES: tl.constexpr"] if kernel.is_grouped else []),
     )
 
 
@@ -233,15 +234,23 @@ def _is_runtime_param(variable: Variable) -> bool:
 def _summary(kernel: Kernel) -> str:
     if kernel.form is Form.TILE:
         return "Whole rows in registers: one (ROWS, BLOCK) tile a program."
+    if kernel.form is Form.RELOAD:
+        return f"Whole rows, read {_times(kernel)}: one (ROWS, BLOCK) tile a program."
+    if kernel.form is Form.RELOAD_GROUPS:
+        return f"Whole rows, read {_times(kernel)}: {_share(kernel, 'the tiles')}"
     if kernel.form is Form.GROUPS:
         return f"Whole rows in registers: {_share(kernel, 'the tiles')}"
     if kernel.form is Form.SPLIT_COLUMNS:
         return f"BLOCK columns: {_share(kernel, 'the tiles of rows')}"
-    passes = len(kernel.walks)
-    times = "once" if passes == 1 else "twice" if passes == 2 else f"{passes} times"
     words = {MergeKind.EXP_SUM: "maximum and sum", MergeKind.MOMENTS: "mean and variance"}
     kinds = [words[m.kind] for w in kernel.walks for m in w.merges]
     for online in (online for walk in kernel.walks for online in walk.online):
         kinds.append("maximum and sum" if len(online.sums) == 1 else "maximum and sums")
     note = f", {', '.join(dict.fromkeys(kinds))} together" if kinds else ""
-    return f"Rows in chunks of BLOCK columns, walked {times}{note}."
+    return f"Rows in chunks of BLOCK columns, walked {_times(kernel)}{note}."
+
+
+def _times(kernel: Kernel) -> str:
+    """How often a kernel reads its rows."""
+    count = len(kernel.walks)
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

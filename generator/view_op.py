@@ -13,7 +13,15 @@ from kgen.tiles import tile_rule
 from kgen.view import header
 from kgen.view_autograd import AutogradView, arguments_before, autograd_view, first_arguments
 from kgen.view_module import ModuleView, module_view
-from kgen.view_pass import PassView, kernel_arguments, pass_view, tiles_text
+from kgen.view_pass import (
+    PassView,
+    kernel_arguments,
+    kernel_choice,
+    pass_view,
+    plan_constants,
+    plan_text,
+    tiles_text,
+)
 from kgen.view_words import annotated, annotated_param, given, join, lines, row_stride, wrapped
 
 _DTYPE_LISTS = {Element.FLOAT: "FLOATS", Element.INT: "INTS", Element.BOOL: "BOOLS"}
@@ -77,11 +85,9 @@ class OpView:
     max_columns: int
     scratch_mib: int
     has_sums: bool
-    forward_resident: int
-    streaming_block: int
-    streaming_warps: int
-    split_block: int
-    narrowest: int
+    forward_constants: str
+    forward_kernels: str
+    forward_plan: str
     forward_tiles: str
     first: str
     returns: str
@@ -140,12 +146,13 @@ def op_view(plan: OpSchedule) -> OpView:
     spec = plan.row_op.spec
     writer = _Wrapper(plan)
     rule = tile_rule(plan)
+    forward = rule["forward"]
     has = {p.element for p in spec.params}
     elements = {i.element for i in spec.inputs}
     class_name = spec.module or "".join(part.capitalize() for part in spec.op.split("_"))
     has_backward = bool(plan.passes)
     passes = tuple(
-        pass_view(plan, each, rule, arguments_before(plan, each)) for each in plan.passes
+        pass_view(plan, each, rule[each.name], arguments_before(plan, each)) for each in plan.passes
     )
     return OpView(
         header=header(spec),
@@ -170,12 +177,10 @@ def op_view(plan: OpSchedule) -> OpView:
         max_columns=spec.limits.max_columns,
         scratch_mib=spec.limits.scratch_mib,
         has_sums=writer.has_sums,
-        forward_resident=rule.forward[-1].words,
-        streaming_block=rule.streaming.words,
-        streaming_warps=rule.streaming.warps,
-        split_block=rule.split.words,
-        narrowest=rule.forward[0].words,
-        forward_tiles=tiles_text(rule.forward, False),
+        forward_constants=plan_constants("forward", forward, False),
+        forward_kernels=kernel_choice(f"{spec.op}_forward", forward, True),
+        forward_plan=plan_text("forward", forward, False),
+        forward_tiles=tiles_text(forward.whole, False),
         first=writer.first,
         returns=writer.returns(),
         parameters=writer.parameters(),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kgen.ir import Role, Variable
 from kgen.schedule import Kernel, OpSchedule, Pass
 from kgen.spec import Element, Input, Kind, Spec, gradient_name, second_gradient_name
-from kgen.tiles import Tile, TileRule
+from kgen.tiles import Tile, Tiles
 from kgen.view import extents, pointers, strided
 from kgen.view_words import given, join, lines, row_stride, tensor_type, tuple_of
 
@@ -26,11 +26,10 @@ class PassView:
 
     name: str
     constant: str
-    resident_words: int
+    constants: str
     tiles: str
     tiles_doc: str
-    long_plan: str
-    resident_plan: str
+    plan: str
     sums: tuple[str, ...]
     parameters: str
     layouts: str
@@ -40,6 +39,8 @@ class PassView:
     n_sums: str
     column_bytes: str
     partials: str
+    whole_kernel: str
+    whole_kernels: str
     resident_arguments: str
     split_rows: str
     split_columns_arguments: str
@@ -48,20 +49,18 @@ class PassView:
     folds: str
 
 
-def pass_view(plan: OpSchedule, each: Pass, rule: TileRule, arguments: Sequence[str]) -> PassView:
+def pass_view(plan: OpSchedule, each: Pass, tiles: Tiles, arguments: Sequence[str]) -> PassView:
     """The view of one pass; ``arguments`` are those that its gradients are for, by position."""
     writer = _PassWriter(plan, each)
     sums = each.column_sums
-    tiles = rule.backward if each is plan.passes[0] else rule.double_backward
     names = [result.name for result in each.program.results]
     return PassView(
         name=each.name,
         constant=each.name.upper(),
-        resident_words=tiles[-1].words,
-        tiles=tiles_text(tiles, bool(sums)),
+        constants=plan_constants(each.name, tiles, bool(sums)),
+        tiles=tiles_text(tiles.whole, bool(sums)),
         tiles_doc=", pipeline stages, programs a processor" if sums else "",
-        long_plan=writer.long_plan(rule),
-        resident_plan=writer.resident_plan(tiles),
+        plan=plan_text(each.name, tiles, bool(sums)),
         sums=sums,
         parameters=tensor_parameters(plan.row_op.spec, read_by(each)),
         layouts=writer.layouts(),
@@ -71,8 +70,10 @@ def pass_view(plan: OpSchedule, each: Pass, rule: TileRule, arguments: Sequence[
         n_sums=f"sum(total is not None for total in [{join(sums)}])",
         column_bytes=writer.column_bytes(),
         partials=writer.partials(),
+        whole_kernel=whole_kernel(f"{plan.row_op.spec.op}_{each.name}", tiles),
+        whole_kernels=kernel_choice(f"{plan.row_op.spec.op}_{each.name}", tiles, not sums),
         resident_arguments=writer.arguments_of("resident"),
-        split_rows=writer.split_rows(rule.streaming),
+        split_rows=writer.split_rows(tiles.streaming),
         split_columns_arguments=writer.arguments_of("split_columns"),
         groups=writer.groups(),
         sum_launches=writer.sum_launches() if sums else "",
@@ -154,27 +155,59 @@ def tiles_text(tiles: tuple[Tile, ...], is_grouped: bool) -> str:
     return lines(rows)
 
 
+def plan_constants(direction: str, tiles: Tiles, is_split: bool) -> str:
+    """The boundaries between the schedules of a direction, and the widths of its chunks."""
+    prefix = direction.upper()
+    text = [f"{prefix}_RESIDENT_WORDS = {tiles.resident_words}"]
+    if tiles.reloads:
+        text.append(f"{prefix}_RELOAD_WORDS = {tiles.whole_words}")
+    text.append(f"{prefix}_STREAMING_BLOCK = {tiles.streaming.words}")
+    if is_split:
+        text.append(f"{prefix}_SPLIT_BLOCK = {tiles.split.words}")
+    return lines(text)
+
+
+def plan_text(direction: str, tiles: Tiles, is_split: bool) -> str:
+    """The lines that choose a plan for rows of ``words`` words, in tiles of ``block`` columns."""
+    prefix, chunk = direction.upper(), tiles.split if is_split else tiles.streaming
+    boundary = f"{prefix}_{'RELOAD' if tiles.reloads else 'RESIDENT'}_WORDS"
+    name = "split" if is_split else "streaming"
+    block = f"{prefix}_{name.upper()}_BLOCK * 4 // compute.itemsize"
+    rest = f", {chunk.stages}, {chunk.programs}" if is_split else ""
+    names = "rows, warps, stages, programs" if is_split else "rows, warps"
+    text = [
+        f"if words > {boundary}:",
+        f'    return Plan("{name}", {chunk.rows}, {block}, {chunk.warps}{rest})',
+        f"{names} = {prefix}_TILES[max(words, {tiles.whole[0].words})]",
+    ]
+    schedule = '"resident"'
+    if tiles.reloads:
+        schedule = "schedule"
+        is_resident = f"words <= {prefix}_RESIDENT_WORDS"
+        text.append(f'schedule = "resident" if {is_resident} else "reload"')
+    text.append(f"return Plan({schedule}, rows, block, {names.removeprefix('rows, ')})")
+    return lines(text)
+
+
+def whole_kernel(prefix: str, tiles: Tiles) -> str:
+    """What is launched for whole rows: one kernel, or one of several that was chosen before."""
+    return "kernel" if tiles.reloads else f"{prefix}_resident"
+
+
+def kernel_choice(prefix: str, tiles: Tiles, is_streamed: bool) -> str:
+    """The kernels that take the same arguments, by schedule; nothing where there is only one."""
+    names = ["resident"]
+    names += ["reload"] if tiles.reloads else []
+    names += ["streaming"] if is_streamed else []
+    return lines(f'"{name}": {prefix}_{name},' for name in names) if len(names) > 1 else ""
+
+
 class _PassWriter:
     """Writes the op-specific lines of one pass."""
 
     def __init__(self, plan: OpSchedule, each: Pass) -> None:
         self.plan, self.each = plan, each
         self.spec = plan.row_op.spec
-
-    def resident_plan(self, tiles: tuple[Tile, ...]) -> str:
-        names = "rows, warps, stages, programs" if self.each.column_sums else "rows, warps"
-        rest = names.removeprefix("rows, ")
-        table = f"{self.each.name.upper()}_TILES"
-        lookup = f"{names} = {table}[max(words, {tiles[0].words})]"
-        return f'{lookup}\nreturn Plan("resident", rows, block, {rest})'
-
-    def long_plan(self, rule: TileRule) -> str:
-        if self.each.column_sums:
-            split = rule.split
-            rest = f"{split.warps}, {split.stages}, {split.programs}"
-            return f'Plan("split", {split.rows}, SPLIT_BLOCK, {rest})'
-        streaming = rule.streaming
-        return f'Plan("streaming", {streaming.rows}, STREAMING_BLOCK, {streaming.warps})'
 
     def layouts(self) -> str:
         """Gradients arrive in any strides."""
@@ -353,7 +386,7 @@ class _PassWriter:
             kernel_arguments(kernel, "ctx."),
             "COMPUTE=TRITON_DTYPES[compute],",
             "ROWS=1,",
-            "BLOCK=STREAMING_BLOCK,",
+            f"BLOCK={self.each.name.upper()}_STREAMING_BLOCK * 4 // compute.itemsize,",
             f"num_warps={tile.warps},",
             ")",
         ]

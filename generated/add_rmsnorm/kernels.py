@@ -92,6 +92,68 @@ def add_rmsnorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
+def add_rmsnorm_forward_reload(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    h_ptr,
+    rstd_ptr,
+    x_row_stride,
+    residual_row_stride,
+    n_rows,
+    n_columns,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    eps = tl.full((1, 1), eps, COMPUTE)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    residual = tl.load(
+        residual_ptr + row * residual_row_stride + column,
+        mask=mask,
+        other=0.0,
+        eviction_policy="evict_last",
+    ).to(COMPUTE)
+    h = x + residual
+    tl.store(h_ptr + row * n_columns + column, h, mask=mask)
+
+    mean_h_squared = row_mean(h * h, n_columns)
+    # rstd = rsqrt(mean(h * h) + eps)
+    rstd = tl.rsqrt(mean_h_squared + eps)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=in_rows)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    residual = tl.load(
+        residual_ptr + row * residual_row_stride + column,
+        mask=mask,
+        other=0.0,
+        eviction_policy="evict_first",
+    ).to(COMPUTE)
+    h = x + residual
+    # y = h * rstd * weight
+    y = h * rstd
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+        y = y * weight
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
 def add_rmsnorm_forward_streaming(
     x_ptr,
     residual_ptr,
@@ -118,9 +180,14 @@ def add_rmsnorm_forward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
         residual = tl.load(
-            residual_ptr + row * residual_row_stride + column, mask=mask, other=0.0
+            residual_ptr + row * residual_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_last",
         ).to(COMPUTE)
         h = x + residual
         tl.store(h_ptr + row * n_columns + column, h, mask=mask)
@@ -132,13 +199,20 @@ def add_rmsnorm_forward_streaming(
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd, mask=in_rows)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
         residual = tl.load(
-            residual_ptr + row * residual_row_stride + column, mask=mask, other=0.0
+            residual_ptr + row * residual_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
         ).to(COMPUTE)
         h = x + residual
         # y = h * rstd * weight
@@ -146,7 +220,7 @@ def add_rmsnorm_forward_streaming(
         if weight_ptr is not None:
             weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
             y = y * weight
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+        tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -206,6 +280,108 @@ def add_rmsnorm_backward_resident(
         if dresidual_ptr is not None:
             dresidual = dsum
             tl.store(dresidual_ptr + row * n_columns + column, dresidual, mask=mask)
+
+        if dweight_partial_ptr is not None:
+            # dweight = sum_rows(dy * hhat)
+            dweight += column_sum(dy * hhat)
+
+    if dweight_partial_ptr is not None:
+        tl.store(dweight_partial_ptr + group * n_columns + column, dweight, mask=in_columns)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def add_rmsnorm_backward_reload(
+    weight_ptr,
+    rstd_ptr,
+    h_ptr,
+    dy_ptr,
+    dh_ptr,
+    dx_ptr,
+    dresidual_ptr,
+    dweight_partial_ptr,
+    dy_row_stride,
+    dh_row_stride,
+    n_rows,
+    n_columns,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Whole rows, read twice: program p of P takes the tiles p, p + P, p + 2 P ..."""
+    group = tl.program_id(0)
+    column = tl.arange(0, BLOCK)[None, :]
+    in_columns = column < n_columns
+    dweight = tl.zeros((1, BLOCK), COMPUTE)
+
+    for start in tl.range(group * ROWS, n_rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        in_rows = row < n_rows
+        mask = in_rows & in_columns
+        rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
+
+        h = tl.load(
+            h_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
+        if dy_ptr is not None:
+            dy = tl.load(
+                dy_ptr + row * dy_row_stride + column,
+                mask=mask,
+                other=0.0,
+                eviction_policy="evict_last",
+            ).to(COMPUTE)
+        else:
+            dy = tl.full((ROWS, BLOCK), 0.0, COMPUTE)
+        hhat = h * rstd
+        # g = dy * weight
+        g = dy
+        if weight_ptr is not None:
+            weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+            g = g * weight
+
+        mean_g_hhat = row_mean(g * hhat, n_columns)
+
+        # Read again: the cache has the row, and registers would be short.
+        h = tl.load(
+            h_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        if dy_ptr is not None:
+            dy = tl.load(
+                dy_ptr + row * dy_row_stride + column,
+                mask=mask,
+                other=0.0,
+                eviction_policy="evict_first",
+            ).to(COMPUTE)
+        else:
+            dy = tl.full((ROWS, BLOCK), 0.0, COMPUTE)
+        if dh_ptr is not None:
+            dh = tl.load(
+                dh_ptr + row * dh_row_stride + column,
+                mask=mask,
+                other=0.0,
+                eviction_policy="evict_first",
+            ).to(COMPUTE)
+        hhat = h * rstd
+        # g = dy * weight
+        g = dy
+        if weight_ptr is not None:
+            weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+            g = g * weight
+
+        # dsum = dh + rstd * (g - hhat * mean(g * hhat))
+        dsum = rstd * (g - hhat * mean_g_hhat)
+        if dh_ptr is not None:
+            dsum = dsum + dh
+
+        if dx_ptr is not None:
+            dx = dsum
+            tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
+
+        if dresidual_ptr is not None:
+            dresidual = dsum
+            tl.store(
+                dresidual_ptr + row * n_columns + column, dresidual, mask=mask, cache_modifier=".cs"
+            )
 
         if dweight_partial_ptr is not None:
             # dweight = sum_rows(dy * hhat)

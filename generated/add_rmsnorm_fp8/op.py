@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .kernels import (
+    add_rmsnorm_fp8_forward_reload,
     add_rmsnorm_fp8_forward_resident,
     add_rmsnorm_fp8_forward_streaming,
 )
@@ -31,9 +32,11 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 
-# The widest rows kept in registers, in 4-byte words; longer ones are walked in chunks.
-FORWARD_RESIDENT_WORDS = 16384
-STREAMING_BLOCK = 8192
+# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
+# reduction, while the cache has them, or are walked in chunks of so many words.
+FORWARD_RESIDENT_WORDS = 8192
+FORWARD_RELOAD_WORDS = 16384
+FORWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(add_rmsnorm_fp8_forward_resident, triton.JITFunction)
 
@@ -143,6 +146,7 @@ def _forward(
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": add_rmsnorm_fp8_forward_resident,
+        "reload": add_rmsnorm_fp8_forward_reload,
         "streaming": add_rmsnorm_fp8_forward_streaming,
     }[plan.schedule]
     with _on(x.device):
@@ -201,10 +205,11 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, STREAMING_BLOCK, 16)
+    if words > FORWARD_RELOAD_WORDS:
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    return Plan("resident", rows, block, warps)
+    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
+    return Plan(schedule, rows, block, warps)
 
 
 def _problem(

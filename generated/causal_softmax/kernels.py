@@ -69,8 +69,68 @@ def causal_softmax_forward_resident(
     s = row_sum(tl.where(in_columns, e, 0.0))
     # total_or_1 = where(s == 0, 1, s)
     total_or_1 = tl.where(s == 0, 1, s)
-    y = e / total_or_1
+    # y = e / total_or_1
+    y = e * (1.0 / total_or_1)
     tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+
+
+@triton.jit(do_not_specialize=["n_rows", "scale", "queries", "keys"])
+def causal_softmax_forward_reload(
+    x_ptr,
+    y_ptr,
+    x_row_stride,
+    n_rows,
+    n_columns,
+    scale: tl.float64,
+    queries,
+    keys,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read 3 times: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    scale = tl.full((1, 1), scale, COMPUTE)
+
+    # filled = where(keys > 0, keys, N)
+    filled = tl.where(keys > 0, keys, n_columns)
+    position = filled - queries + row % queries
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    # z = where(column <= position, x * scale, -inf)
+    z = tl.where(column <= position, x * scale, float("-inf"))
+    # top = max(z)
+    top = row_max(tl.where(in_columns, z, float("-inf")))
+    # m = where(top == -inf, 0, top)
+    m = tl.where(top == float("-inf"), 0, top)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    # z = where(column <= position, x * scale, -inf)
+    z = tl.where(column <= position, x * scale, float("-inf"))
+    # e = exp(z - m)
+    e = tl.exp(z - m)
+    # s = sum(e)
+    s = row_sum(tl.where(in_columns, e, 0.0))
+    # total_or_1 = where(s == 0, 1, s)
+    total_or_1 = tl.where(s == 0, 1, s)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    # z = where(column <= position, x * scale, -inf)
+    z = tl.where(column <= position, x * scale, float("-inf"))
+    # e = exp(z - m)
+    e = tl.exp(z - m)
+    # y = e / total_or_1
+    y = e * (1.0 / total_or_1)
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows", "scale", "queries", "keys"])
@@ -104,7 +164,9 @@ def causal_softmax_forward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
         # z = where(column <= position, x * scale, -inf)
         z = tl.where(column <= position, x * scale, float("-inf"))
         top, s = merge_exp_sum(top, s, tl.where(in_columns, z, float("-inf")))
@@ -113,17 +175,22 @@ def causal_softmax_forward_streaming(
     # total_or_1 = where(s == 0, 1, s)
     total_or_1 = tl.where(s == 0, 1, s)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
         # z = where(column <= position, x * scale, -inf)
         z = tl.where(column <= position, x * scale, float("-inf"))
         # e = exp(z - m)
         e = tl.exp(z - m)
-        y = e / total_or_1
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+        # y = e / total_or_1
+        y = e * (1.0 / total_or_1)
+        tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows", "scale"])
@@ -155,6 +222,47 @@ def causal_softmax_backward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "scale"])
+def causal_softmax_backward_reload(
+    y_ptr,
+    dy_ptr,
+    dx_ptr,
+    dy_row_stride,
+    n_rows,
+    n_columns,
+    scale: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    scale = tl.full((1, 1), scale, COMPUTE)
+
+    y = tl.load(
+        y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    dy = tl.load(
+        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    sum_dy_y = row_sum(dy * y)
+
+    # Read again: the cache has the row, and registers would be short.
+    y = tl.load(
+        y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    dy = tl.load(
+        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    # dx = scale * y * (dy - sum(dy * y))
+    dx = scale * y * (dy - sum_dy_y)
+    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "scale"])
 def causal_softmax_backward_streaming(
     y_ptr,
     dy_ptr,
@@ -177,17 +285,33 @@ def causal_softmax_backward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        y = tl.load(y_ptr + row * n_columns + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        y = tl.load(
+            y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_last",
+        ).to(COMPUTE)
         sum_dy_y_lanes += dy * y
     sum_dy_y = row_sum(sum_dy_y_lanes)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        y = tl.load(y_ptr + row * n_columns + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        y = tl.load(
+            y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
         # dx = scale * y * (dy - sum(dy * y))
         dx = scale * y * (dy - sum_dy_y)
-        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")

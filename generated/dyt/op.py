@@ -34,11 +34,13 @@ MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
 
-# The widest rows kept in registers, in 4-byte words; longer ones are walked in chunks.
+# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
+# reduction, while the cache has them, or are walked in chunks of so many words.
 FORWARD_RESIDENT_WORDS = 32768
+FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 16384
-STREAMING_BLOCK = 8192
-SPLIT_BLOCK = 2048
+BACKWARD_STREAMING_BLOCK = 4096
+BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
 SUM_GROUPS, SUM_BLOCK = 32, 64
 
@@ -282,7 +284,7 @@ def _backward(
     if dbias is not None:
         dbias_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
     with _on(device):
-        if plan.schedule == "resident":
+        if plan.schedule != "split":
             dyt_backward_resident[(n_groups,)](
                 x,
                 alpha,
@@ -392,7 +394,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, STREAMING_BLOCK, 16)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
@@ -402,7 +404,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
-        return Plan("split", 1, SPLIT_BLOCK, 8, 3, 4)
+        return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 4, 4, 2)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps, stages, programs)
 

@@ -98,6 +98,67 @@ def gated_rmsnorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
+def gated_rmsnorm_forward_reload(
+    x_ptr,
+    z_ptr,
+    weight_ptr,
+    y_ptr,
+    rstd_ptr,
+    x_row_stride,
+    z_row_stride,
+    n_rows,
+    n_columns,
+    eps: tl.float64,
+    NORM_BEFORE_GATE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    eps = tl.full((1, 1), eps, COMPUTE)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    z = tl.load(
+        z_ptr + row * z_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    gate = silu(z)
+    # h = x if norm_before_gate else x * gate
+    h = x if NORM_BEFORE_GATE else x * gate
+    mean_h_squared = row_mean(h * h, n_columns)
+    # rstd = rsqrt(mean(h * h) + eps)
+    rstd = tl.rsqrt(mean_h_squared + eps)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=in_rows)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    z = tl.load(
+        z_ptr + row * z_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    gate = silu(z)
+    # h = x if norm_before_gate else x * gate
+    h = x if NORM_BEFORE_GATE else x * gate
+    # n = h * rstd * weight
+    n = h * rstd
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+        n = n * weight
+
+    # y = n * gate if norm_before_gate else n
+    y = n * gate if NORM_BEFORE_GATE else n
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
 def gated_rmsnorm_forward_streaming(
     x_ptr,
     z_ptr,
@@ -124,8 +185,12 @@ def gated_rmsnorm_forward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        z = tl.load(z_ptr + row * z_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
+        z = tl.load(
+            z_ptr + row * z_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
         gate = silu(z)
         # h = x if norm_before_gate else x * gate
         h = x if NORM_BEFORE_GATE else x * gate
@@ -136,12 +201,18 @@ def gated_rmsnorm_forward_streaming(
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd, mask=in_rows)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        z = tl.load(z_ptr + row * z_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        z = tl.load(
+            z_ptr + row * z_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
         gate = silu(z)
         # h = x if norm_before_gate else x * gate
         h = x if NORM_BEFORE_GATE else x * gate
@@ -153,7 +224,7 @@ def gated_rmsnorm_forward_streaming(
 
         # y = n * gate if norm_before_gate else n
         y = n * gate if NORM_BEFORE_GATE else n
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+        tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -225,6 +296,119 @@ def gated_rmsnorm_backward_resident(
             # dz = slope * (dy * n if norm_before_gate else dsum * x)
             dz = slope * (dy * n if NORM_BEFORE_GATE else dsum * x)
             tl.store(dz_ptr + row * n_columns + column, dz, mask=mask)
+
+        if dweight_partial_ptr is not None:
+            # dweight = sum_rows(dn * hhat)
+            dweight += column_sum(dn * hhat)
+
+    if dweight_partial_ptr is not None:
+        tl.store(dweight_partial_ptr + group * n_columns + column, dweight, mask=in_columns)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def gated_rmsnorm_backward_reload(
+    x_ptr,
+    z_ptr,
+    weight_ptr,
+    rstd_ptr,
+    dy_ptr,
+    dx_ptr,
+    dz_ptr,
+    dweight_partial_ptr,
+    x_row_stride,
+    z_row_stride,
+    dy_row_stride,
+    n_rows,
+    n_columns,
+    NORM_BEFORE_GATE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Whole rows, read twice: program p of P takes the tiles p, p + P, p + 2 P ..."""
+    group = tl.program_id(0)
+    column = tl.arange(0, BLOCK)[None, :]
+    in_columns = column < n_columns
+    dweight = tl.zeros((1, BLOCK), COMPUTE)
+
+    for start in tl.range(group * ROWS, n_rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        in_rows = row < n_rows
+        mask = in_rows & in_columns
+        rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
+
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
+        z = tl.load(
+            z_ptr + row * z_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_last",
+        ).to(COMPUTE)
+        gate = silu(z)
+        # h = x if norm_before_gate else x * gate
+        h = x if NORM_BEFORE_GATE else x * gate
+        hhat = h * rstd
+        # dn = dy * gate if norm_before_gate else dy
+        dn = dy * gate if NORM_BEFORE_GATE else dy
+        # g = dn * weight
+        g = dn
+        if weight_ptr is not None:
+            weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+            g = g * weight
+
+        mean_g_hhat = row_mean(g * hhat, n_columns)
+
+        # Read again: the cache has the row, and registers would be short.
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        z = tl.load(
+            z_ptr + row * z_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
+        gate = silu(z)
+        # h = x if norm_before_gate else x * gate
+        h = x if NORM_BEFORE_GATE else x * gate
+        # n = h * rstd * weight
+        n = h * rstd
+        if weight_ptr is not None:
+            weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+            n = n * weight
+
+        hhat = h * rstd
+        # dn = dy * gate if norm_before_gate else dy
+        dn = dy * gate if NORM_BEFORE_GATE else dy
+        # g = dn * weight
+        g = dn
+        if weight_ptr is not None:
+            g = g * weight
+
+        # dsum = rstd * (g - hhat * mean(g * hhat))
+        dsum = rstd * (g - hhat * mean_g_hhat)
+
+        if dx_ptr is not None:
+            # dx = dsum if norm_before_gate else dsum * gate
+            dx = dsum if NORM_BEFORE_GATE else dsum * gate
+            tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
+        # s = sigmoid(z)
+        s = tl.sigmoid(z)
+        slope = s * (1 + z * (1 - s))
+
+        if dz_ptr is not None:
+            # dz = slope * (dy * n if norm_before_gate else dsum * x)
+            dz = slope * (dy * n if NORM_BEFORE_GATE else dsum * x)
+            tl.store(dz_ptr + row * n_columns + column, dz, mask=mask, cache_modifier=".cs")
 
         if dweight_partial_ptr is not None:
             # dweight = sum_rows(dn * hhat)

@@ -6,8 +6,9 @@ import triton.language as tl
 
 
 @triton.jit
-def row_sum(values):
-    return tl.sum(values, axis=1, keep_dims=True)
+def nan_maximum(left, right):
+    """The larger; NaN if either is, which ``tl.maximum`` alone would drop."""
+    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -32,14 +33,15 @@ def column_sum(values):
 
 
 @triton.jit
-def merge_moments(mean, squares, values, in_columns, start, n_columns, BLOCK: tl.constexpr):
-    """Adds a chunk to a row's running mean and sum((values - mean) ** 2)."""
-    count = tl.minimum(n_columns - start, BLOCK).to(mean.dtype)
-    chunk_mean = row_quotient(row_sum(values), count)
-    centered = tl.where(in_columns, values - chunk_mean, 0.0)
-    step = (chunk_mean - mean) * (count / (start + count))
-    squares += row_sum(centered * centered) + (chunk_mean - mean) * (step * start)
-    return mean + step, squares
+def moments(pivot, away, squares, n_columns):
+    """A row's mean and variance from sums of (values - pivot) and (values - pivot) ** 2.
+
+    The pivot is the mean of the row's first chunk, a share s of the row, so that its square is at
+    most variance / s: little cancels.
+    """
+    offset = row_mean(away, n_columns)
+    variance = row_mean(squares, n_columns) - offset * offset
+    return pivot + offset, nan_maximum(variance, 0.0)
 
 
 @triton.jit
@@ -123,6 +125,78 @@ def groupnorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_places", "weight_width", "bias_width", "eps"])
+def groupnorm_forward_reload(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    mu_ptr,
+    rstd_ptr,
+    x_row_stride,
+    weight_row_stride,
+    bias_row_stride,
+    n_rows,
+    n_columns,
+    n_places,
+    weight_width,
+    bias_width,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read 3 times: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    place_index = row % n_places
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    eps = tl.full((1, 1), eps, COMPUTE)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    # mu = mean(x)
+    mu = row_mean(x, n_columns)
+    if mu_ptr is not None:
+        tl.store(mu_ptr + row, mu, mask=in_rows)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    mean_x_minus_mu_squared = row_mean(tl.where(in_columns, (x - mu) * (x - mu), 0.0), n_columns)
+    # rstd = rsqrt(mean((x - mu) ** 2) + eps)
+    rstd = tl.rsqrt(mean_x_minus_mu_squared + eps)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=in_rows)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    if weight_ptr is not None:
+        weight = tl.load(
+            weight_ptr + place_index * weight_row_stride + column // weight_width,
+            mask=mask,
+            other=1.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
+    if bias_ptr is not None:
+        bias = tl.load(
+            bias_ptr + place_index * bias_row_stride + column // bias_width,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
+    # y = (x - mu) * rstd * weight + bias
+    y = (x - mu) * rstd
+    if weight_ptr is not None:
+        y = y * weight
+    if bias_ptr is not None:
+        y = y + bias
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_places", "weight_width", "bias_width", "eps"])
 def groupnorm_forward_streaming(
     x_ptr,
     weight_ptr,
@@ -149,18 +223,28 @@ def groupnorm_forward_streaming(
     place_index = row % n_places
     eps = tl.full((1, 1), eps, COMPUTE)
 
-    # mu = mean(x)
-    mu = tl.full((ROWS, 1), 0.0, COMPUTE)
-    mean_x_minus_mu_squared = tl.zeros((ROWS, 1), COMPUTE)
+    # Sums about a mean of the row's own lose no digits to cancellation.
+    column = tl.arange(0, BLOCK)[None, :]
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    mu_pivot = row_mean(x, tl.minimum(n_columns, BLOCK))
+    mu_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
+    mean_x_minus_mu_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
     for start in tl.range(0, n_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        mu, mean_x_minus_mu_squared = merge_moments(
-            mu, mean_x_minus_mu_squared, x, in_columns, start, n_columns, BLOCK
-        )
-    mean_x_minus_mu_squared = mean_x_minus_mu_squared / n_columns
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
+        mu_from_pivot = tl.where(in_columns, x - mu_pivot, 0.0)
+        mu_lanes += mu_from_pivot
+        mean_x_minus_mu_squared_lanes += mu_from_pivot * mu_from_pivot
+    # mu = mean(x)
+    mu, mean_x_minus_mu_squared = moments(
+        mu_pivot, mu_lanes, mean_x_minus_mu_squared_lanes, n_columns
+    )
     if mu_ptr is not None:
         tl.store(mu_ptr + row, mu, mask=in_rows)
     # rstd = rsqrt(mean((x - mu) ** 2) + eps)
@@ -168,22 +252,28 @@ def groupnorm_forward_streaming(
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd, mask=in_rows)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
         if weight_ptr is not None:
             weight = tl.load(
                 weight_ptr + place_index * weight_row_stride + column // weight_width,
                 mask=mask,
                 other=1.0,
+                eviction_policy="evict_first",
             ).to(COMPUTE)
         if bias_ptr is not None:
             bias = tl.load(
                 bias_ptr + place_index * bias_row_stride + column // bias_width,
                 mask=mask,
                 other=0.0,
+                eviction_policy="evict_first",
             ).to(COMPUTE)
         # y = (x - mu) * rstd * weight + bias
         y = (x - mu) * rstd
@@ -191,7 +281,7 @@ def groupnorm_forward_streaming(
             y = y * weight
         if bias_ptr is not None:
             y = y + bias
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+        tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_places", "n_splits", "weight_width"])

@@ -32,10 +32,12 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 
-# The widest rows kept in registers, in 4-byte words; longer ones are walked in chunks.
+# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
+# reduction, while the cache has them, or are walked in chunks of so many words.
 FORWARD_RESIDENT_WORDS = 32768
+FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 32768
-STREAMING_BLOCK = 8192
+BACKWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(jsd_forward_resident, triton.JITFunction)
 
@@ -313,7 +315,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, STREAMING_BLOCK, 16)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
@@ -323,7 +325,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, STREAMING_BLOCK, 16)
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

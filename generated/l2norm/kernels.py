@@ -54,6 +54,50 @@ def l2norm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
+def l2norm_forward_reload(
+    x_ptr,
+    y_ptr,
+    length_ptr,
+    r_ptr,
+    x_row_stride,
+    n_rows,
+    n_columns,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    eps = tl.full((1, 1), eps, COMPUTE)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    sum_x_squared = row_sum(x * x)
+    # length = sqrt(sum(x * x))
+    length = tl.sqrt(sum_x_squared)
+    if length_ptr is not None:
+        tl.store(length_ptr + row, length, mask=in_rows)
+
+    # r = 1 / maximum(length, eps)
+    r = 1 / nan_maximum(length, eps)
+    if r_ptr is not None:
+        tl.store(r_ptr + row, r, mask=in_rows)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    y = x * r
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
 def l2norm_forward_streaming(
     x_ptr,
     y_ptr,
@@ -77,7 +121,9 @@ def l2norm_forward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
         sum_x_squared_lanes += x * x
     sum_x_squared = row_sum(sum_x_squared_lanes)
     # length = sqrt(sum(x * x))
@@ -90,13 +136,17 @@ def l2norm_forward_streaming(
     if r_ptr is not None:
         tl.store(r_ptr + row, r, mask=in_rows)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
         y = x * r
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+        tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
@@ -134,6 +184,56 @@ def l2norm_backward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
+def l2norm_backward_reload(
+    x_ptr,
+    length_ptr,
+    r_ptr,
+    dy_ptr,
+    dx_ptr,
+    x_row_stride,
+    dy_row_stride,
+    n_rows,
+    n_columns,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    eps = tl.full((1, 1), eps, COMPUTE)
+
+    length = tl.load(length_ptr + row, mask=in_rows, other=0.0)
+    r = tl.load(r_ptr + row, mask=in_rows, other=0.0)
+    greater_length_eps = length > eps
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    dy = tl.load(
+        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    xhat = x * r
+    sum_dy_xhat = row_sum(dy * xhat)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    dy = tl.load(
+        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    xhat = x * r
+    # dx = r * (dy - where(length > eps, xhat * sum(dy * xhat), 0))
+    dx = r * (dy - tl.where(greater_length_eps, xhat * sum_dy_xhat, 0))
+    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
 def l2norm_backward_streaming(
     x_ptr,
     length_ptr,
@@ -163,19 +263,35 @@ def l2norm_backward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_last",
+        ).to(COMPUTE)
         xhat = x * r
         sum_dy_xhat_lanes += dy * xhat
     sum_dy_xhat = row_sum(sum_dy_xhat_lanes)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
         xhat = x * r
         # dx = r * (dy - where(length > eps, xhat * sum(dy * xhat), 0))
         dx = r * (dy - tl.where(greater_length_eps, xhat * sum_dy_xhat, 0))
-        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")

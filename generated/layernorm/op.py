@@ -21,6 +21,7 @@ from .kernels import (
     layernorm_backward_resident,
     layernorm_backward_split_columns,
     layernorm_backward_split_rows,
+    layernorm_forward_reload,
     layernorm_forward_resident,
     layernorm_forward_streaming,
     layernorm_sum_groups,
@@ -38,11 +39,14 @@ MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
 
-# The widest rows kept in registers, in 4-byte words; longer ones are walked in chunks.
-FORWARD_RESIDENT_WORDS = 32768
+# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
+# reduction, while the cache has them, or are walked in chunks of so many words.
+FORWARD_RESIDENT_WORDS = 16384
+FORWARD_RELOAD_WORDS = 32768
+FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 16384
-STREAMING_BLOCK = 8192
-SPLIT_BLOCK = 2048
+BACKWARD_STREAMING_BLOCK = 4096
+BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
 SUM_GROUPS, SUM_BLOCK = 32, 64
 
@@ -248,6 +252,7 @@ def _forward(
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": layernorm_forward_resident,
+        "reload": layernorm_forward_reload,
         "streaming": layernorm_forward_streaming,
     }[plan.schedule]
     with _on(x.device):
@@ -314,7 +319,7 @@ def _backward(
     if dbias is not None:
         dbias_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
     with _on(device):
-        if plan.schedule == "resident":
+        if plan.schedule != "split":
             layernorm_backward_resident[(n_groups,)](
                 x,
                 weight,
@@ -355,7 +360,7 @@ def _backward(
                     n_columns,
                     COMPUTE=TRITON_DTYPES[compute],
                     ROWS=1,
-                    BLOCK=STREAMING_BLOCK,
+                    BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
                     num_warps=16,
                 )
             layernorm_backward_split_columns[(n_groups, triton.cdiv(n_columns, plan.block))](
@@ -443,10 +448,11 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, STREAMING_BLOCK, 16)
+    if words > FORWARD_RELOAD_WORDS:
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    return Plan("resident", rows, block, warps)
+    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
+    return Plan(schedule, rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
@@ -454,7 +460,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
-        return Plan("split", 1, SPLIT_BLOCK, 8, 3, 4)
+        return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 4, 4, 2)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps, stages, programs)
 

@@ -81,6 +81,47 @@ def llama_rmsnorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
+def llama_rmsnorm_forward_reload(
+    x_ptr,
+    weight_ptr,
+    y_ptr,
+    rstd_ptr,
+    x_row_stride,
+    n_rows,
+    n_columns,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    eps = tl.full((1, 1), eps, COMPUTE)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    mean_x_squared = row_mean(x * x, n_columns)
+    # rstd = rsqrt(mean(x * x) + eps)
+    rstd = tl.rsqrt(mean_x_squared + eps)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=in_rows)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+    # y = cast(x * rstd, x) * weight
+    y = (x * rstd).to(x_ptr.dtype.element_ty).to(COMPUTE) * weight
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
 def llama_rmsnorm_forward_streaming(
     x_ptr,
     weight_ptr,
@@ -104,7 +145,9 @@ def llama_rmsnorm_forward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
         mean_x_squared_lanes += x * x
     mean_x_squared = row_mean(mean_x_squared_lanes, n_columns)
     # rstd = rsqrt(mean(x * x) + eps)
@@ -112,15 +155,19 @@ def llama_rmsnorm_forward_streaming(
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd, mask=in_rows)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
         weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
         # y = cast(x * rstd, x) * weight
         y = (x * rstd).to(x_ptr.dtype.element_ty).to(COMPUTE) * weight
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+        tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -161,6 +208,76 @@ def llama_rmsnorm_backward_resident(
             # dx = rstd * (g - xhat * mean(g * xhat))
             dx = rstd * (g - xhat * row_mean(g * xhat, n_columns))
             tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+
+        if dweight_partial_ptr is not None:
+            # dweight = sum_rows(dy * xhat)
+            dweight += column_sum(dy * xhat)
+
+    if dweight_partial_ptr is not None:
+        tl.store(dweight_partial_ptr + group * n_columns + column, dweight, mask=in_columns)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def llama_rmsnorm_backward_reload(
+    x_ptr,
+    weight_ptr,
+    rstd_ptr,
+    dy_ptr,
+    dx_ptr,
+    dweight_partial_ptr,
+    x_row_stride,
+    dy_row_stride,
+    n_rows,
+    n_columns,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Whole rows, read twice: program p of P takes the tiles p, p + P, p + 2 P ..."""
+    group = tl.program_id(0)
+    column = tl.arange(0, BLOCK)[None, :]
+    in_columns = column < n_columns
+    dweight = tl.zeros((1, BLOCK), COMPUTE)
+
+    for start in tl.range(group * ROWS, n_rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        in_rows = row < n_rows
+        mask = in_rows & in_columns
+        rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
+
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_last",
+        ).to(COMPUTE)
+        xhat = x * rstd
+        weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+        g = dy * weight
+        mean_g_xhat = row_mean(g * xhat, n_columns)
+
+        # Read again: the cache has the row, and registers would be short.
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
+        xhat = x * rstd
+        weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+        g = dy * weight
+
+        if dx_ptr is not None:
+            # dx = rstd * (g - xhat * mean(g * xhat))
+            dx = rstd * (g - xhat * mean_g_xhat)
+            tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
 
         if dweight_partial_ptr is not None:
             # dweight = sum_rows(dy * xhat)

@@ -67,6 +67,56 @@ def log_softmax_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows"])
+def log_softmax_forward_reload(
+    x_ptr,
+    y_ptr,
+    m_ptr,
+    s_ptr,
+    x_row_stride,
+    n_rows,
+    n_columns,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read 3 times: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    x = tl.load(
+        x_ptr + row * x_row_stride + column,
+        mask=mask,
+        other=float("-inf"),
+        eviction_policy="evict_last",
+    ).to(COMPUTE)
+    # m = max(x)
+    m = row_max(x)
+    if m_ptr is not None:
+        tl.store(m_ptr + row, m, mask=in_rows)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=float("-inf")).to(COMPUTE)
+    # s = sum(exp(x - m))
+    s = row_sum(tl.exp(x - m))
+    if s_ptr is not None:
+        tl.store(s_ptr + row, s, mask=in_rows)
+
+    log_s = tl.log(s)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column,
+        mask=mask,
+        other=float("-inf"),
+        eviction_policy="evict_first",
+    ).to(COMPUTE)
+    # y = x - m - log(s)
+    y = x - m - log_s
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows"])
 def log_softmax_forward_streaming(
     x_ptr,
     y_ptr,
@@ -91,7 +141,12 @@ def log_softmax_forward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=float("-inf")).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column,
+            mask=mask,
+            other=float("-inf"),
+            eviction_policy="evict_last",
+        ).to(COMPUTE)
         m, s = merge_exp_sum(m, s, x)
     # exp(m - m) is NaN in a row of -inf alone.
     s = tl.where(m == float("-inf"), float("nan"), s)
@@ -101,14 +156,21 @@ def log_softmax_forward_streaming(
         tl.store(s_ptr + row, s, mask=in_rows)
     log_s = tl.log(s)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=float("-inf")).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column,
+            mask=mask,
+            other=float("-inf"),
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
         # y = x - m - log(s)
         y = x - m - log_s
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+        tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -142,6 +204,48 @@ def log_softmax_backward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows"])
+def log_softmax_backward_reload(
+    x_ptr,
+    m_ptr,
+    s_ptr,
+    dy_ptr,
+    dx_ptr,
+    x_row_stride,
+    dy_row_stride,
+    n_rows,
+    n_columns,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    m = tl.load(m_ptr + row, mask=in_rows, other=0.0)
+    s = tl.load(s_ptr + row, mask=in_rows, other=0.0)
+
+    dy = tl.load(
+        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    sum_dy = row_sum(dy)
+    sum_dy_over_s = sum_dy / s
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    dy = tl.load(
+        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    # dx = dy - exp(x - m) * (sum(dy) / s)
+    dx = dy - tl.exp(x - m) * sum_dy_over_s
+    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows"])
 def log_softmax_backward_streaming(
     x_ptr,
     m_ptr,
@@ -167,17 +271,31 @@ def log_softmax_backward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_last",
+        ).to(COMPUTE)
         sum_dy_lanes += dy
     sum_dy = row_sum(sum_dy_lanes)
     sum_dy_over_s = sum_dy / s
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
         # dx = dy - exp(x - m) * (sum(dy) / s)
         dx = dy - tl.exp(x - m) * sum_dy_over_s
-        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")

@@ -21,6 +21,7 @@ from .kernels import (
     modulated_layernorm_backward_resident,
     modulated_layernorm_backward_split_columns,
     modulated_layernorm_backward_split_rows,
+    modulated_layernorm_forward_reload,
     modulated_layernorm_forward_resident,
     modulated_layernorm_forward_streaming,
     modulated_layernorm_sum_groups,
@@ -38,11 +39,14 @@ MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
 
-# The widest rows kept in registers, in 4-byte words; longer ones are walked in chunks.
-FORWARD_RESIDENT_WORDS = 16384
+# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
+# reduction, while the cache has them, or are walked in chunks of so many words.
+FORWARD_RESIDENT_WORDS = 8192
+FORWARD_RELOAD_WORDS = 16384
+FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 16384
-STREAMING_BLOCK = 8192
-SPLIT_BLOCK = 2048
+BACKWARD_STREAMING_BLOCK = 4096
+BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
 SUM_GROUPS, SUM_BLOCK = 32, 64
 
@@ -214,6 +218,7 @@ def _forward(
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": modulated_layernorm_forward_resident,
+        "reload": modulated_layernorm_forward_reload,
         "streaming": modulated_layernorm_forward_streaming,
     }[plan.schedule]
     with _on(x.device):
@@ -295,7 +300,7 @@ def _backward(
             else torch.empty((n_groups, n_columns), dtype=compute, device=device)
         )
     with _on(device):
-        if plan.schedule == "resident":
+        if plan.schedule != "split":
             modulated_layernorm_backward_resident[(n_groups,)](
                 x,
                 scale,
@@ -341,7 +346,7 @@ def _backward(
                     n_places,
                     COMPUTE=TRITON_DTYPES[compute],
                     ROWS=1,
-                    BLOCK=STREAMING_BLOCK,
+                    BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
                     num_warps=16,
                 )
             modulated_layernorm_backward_split_columns[
@@ -434,10 +439,11 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, STREAMING_BLOCK, 16)
+    if words > FORWARD_RELOAD_WORDS:
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    return Plan("resident", rows, block, warps)
+    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
+    return Plan(schedule, rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
@@ -445,7 +451,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
-        return Plan("split", 1, SPLIT_BLOCK, 8, 3, 4)
+        return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 4, 4, 2)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps, stages, programs)
 

@@ -117,6 +117,86 @@ def polynorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
+def polynorm_forward_reload(
+    x_ptr,
+    cubic_ptr,
+    square_ptr,
+    linear_ptr,
+    bias_ptr,
+    y_ptr,
+    r1_ptr,
+    scale_ptr,
+    r2_ptr,
+    r3_ptr,
+    x_row_stride,
+    n_rows,
+    n_columns,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read 3 times: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    cubic = tl.full((1, 1), tl.load(cubic_ptr), COMPUTE)
+    square = tl.full((1, 1), tl.load(square_ptr), COMPUTE)
+    linear = tl.full((1, 1), tl.load(linear_ptr), COMPUTE)
+    if bias_ptr is not None:
+        bias = tl.full((1, 1), tl.load(bias_ptr), COMPUTE)
+    eps = tl.full((1, 1), eps, COMPUTE)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    mean_x_squared = row_mean(x * x, n_columns)
+    # r1 = rsqrt(mean(x * x) + eps)
+    r1 = tl.rsqrt(mean_x_squared + eps)
+    if r1_ptr is not None:
+        tl.store(r1_ptr + row, r1, mask=in_rows)
+
+    # scale = r1 if r1 > 0 else 1
+    scale = tl.where(r1 > 0, r1, 1)
+    if scale_ptr is not None:
+        tl.store(scale_ptr + row, scale, mask=in_rows)
+
+    s2 = scale * scale
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    u = x * scale
+    # m4 = mean((u * u) * (u * u))
+    m4 = row_mean(u * u * (u * u), n_columns)
+    # m6 = mean((u * u * u) * (u * u * u))
+    m6 = row_mean(u * u * u * (u * u * u), n_columns)
+    # r2 = rsqrt(m4 + eps * (s2 * s2))
+    r2 = tl.rsqrt(m4 + eps * (s2 * s2))
+    if r2_ptr is not None:
+        tl.store(r2_ptr + row, r2, mask=in_rows)
+
+    # r3 = rsqrt(m6 + eps * (s2 * s2 * s2))
+    r3 = tl.rsqrt(m6 + eps * (s2 * s2 * s2))
+    if r3_ptr is not None:
+        tl.store(r3_ptr + row, r3, mask=in_rows)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    u = x * scale
+    p1 = x * r1
+    p2 = u * u * r2
+    p3 = u * u * u * r3
+    # y = cubic * p3 + square * p2 + linear * p1 + bias
+    y = cubic * p3 + square * p2 + linear * p1
+    if bias_ptr is not None:
+        y = y + bias
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
 def polynorm_forward_streaming(
     x_ptr,
     cubic_ptr,
@@ -151,7 +231,9 @@ def polynorm_forward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
         mean_x_squared_lanes += x * x
     mean_x_squared = row_mean(mean_x_squared_lanes, n_columns)
     # r1 = rsqrt(mean(x * x) + eps)
@@ -190,11 +272,15 @@ def polynorm_forward_streaming(
     if r3_ptr is not None:
         tl.store(r3_ptr + row, r3, mask=in_rows)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
         u = x * scale
         p1 = x * r1
         p2 = u * u * r2
@@ -203,7 +289,7 @@ def polynorm_forward_streaming(
         y = cubic * p3 + square * p2 + linear * p1
         if bias_ptr is not None:
             y = y + bias
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+        tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows"])

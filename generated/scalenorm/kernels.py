@@ -81,6 +81,55 @@ def scalenorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
+def scalenorm_forward_reload(
+    x_ptr,
+    gain_ptr,
+    y_ptr,
+    length_ptr,
+    r_ptr,
+    x_row_stride,
+    n_rows,
+    n_columns,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    gain = tl.full((1, 1), tl.load(gain_ptr), COMPUTE)
+    eps = tl.full((1, 1), eps, COMPUTE)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    sum_x_squared = row_sum(x * x)
+    # length = sqrt(sum(x * x))
+    length = tl.sqrt(sum_x_squared)
+    if length_ptr is not None:
+        tl.store(length_ptr + row, length, mask=in_rows)
+
+    # r = 1 / maximum(length, eps)
+    r = 1 / nan_maximum(length, eps)
+    if r_ptr is not None:
+        tl.store(r_ptr + row, r, mask=in_rows)
+
+    gain_r = gain * r
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    # y = x * (gain * r)
+    y = x * gain_r
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
 def scalenorm_forward_streaming(
     x_ptr,
     gain_ptr,
@@ -106,7 +155,9 @@ def scalenorm_forward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
         sum_x_squared_lanes += x * x
     sum_x_squared = row_sum(sum_x_squared_lanes)
     # length = sqrt(sum(x * x))
@@ -121,14 +172,18 @@ def scalenorm_forward_streaming(
 
     gain_r = gain * r
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
         # y = x * (gain * r)
         y = x * gain_r
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+        tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
@@ -174,6 +229,80 @@ def scalenorm_backward_resident(
             # dx = r * (g - where(length > eps, xhat * sum(g * xhat), 0))
             dx = r * (g - tl.where(length > eps, xhat * row_sum(g * xhat), 0))
             tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+
+        if dgain_partial_ptr is not None:
+            # dgain = sum_rows(dy * xhat)
+            dgain += column_sum(dy * xhat)
+
+    if dgain_partial_ptr is not None:
+        tl.store(dgain_partial_ptr + group * n_columns + column, dgain, mask=in_columns)
+
+
+@triton.jit(do_not_specialize=["n_rows", "eps"])
+def scalenorm_backward_reload(
+    x_ptr,
+    gain_ptr,
+    length_ptr,
+    r_ptr,
+    dy_ptr,
+    dx_ptr,
+    dgain_partial_ptr,
+    x_row_stride,
+    dy_row_stride,
+    n_rows,
+    n_columns,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Whole rows, read twice: program p of P takes the tiles p, p + P, p + 2 P ..."""
+    group = tl.program_id(0)
+    column = tl.arange(0, BLOCK)[None, :]
+    in_columns = column < n_columns
+    gain = tl.full((1, 1), tl.load(gain_ptr), COMPUTE)
+    eps = tl.full((1, 1), eps, COMPUTE)
+    dgain = tl.zeros((1, BLOCK), COMPUTE)
+
+    for start in tl.range(group * ROWS, n_rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
+        in_rows = row < n_rows
+        mask = in_rows & in_columns
+        length = tl.load(length_ptr + row, mask=in_rows, other=0.0)
+        r = tl.load(r_ptr + row, mask=in_rows, other=0.0)
+        greater_length_eps = length > eps
+
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_last",
+        ).to(COMPUTE)
+        xhat = x * r
+        g = dy * gain
+        sum_g_xhat = row_sum(g * xhat)
+
+        # Read again: the cache has the row, and registers would be short.
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
+        xhat = x * r
+        g = dy * gain
+
+        if dx_ptr is not None:
+            # dx = r * (g - where(length > eps, xhat * sum(g * xhat), 0))
+            dx = r * (g - tl.where(greater_length_eps, xhat * sum_g_xhat, 0))
+            tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
 
         if dgain_partial_ptr is not None:
             # dgain = sum_rows(dy * xhat)

@@ -69,8 +69,56 @@ def softcapped_softmax_forward_resident(
     # e = exp(z - m)
     e = tl.exp(z - m)
     # y = e / sum(e)
-    y = e / row_sum(tl.where(in_columns, e, 0.0))
+    y = e * (1.0 / row_sum(tl.where(in_columns, e, 0.0)))
     tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+
+
+@triton.jit(do_not_specialize=["n_rows", "cap"])
+def softcapped_softmax_forward_reload(
+    x_ptr,
+    y_ptr,
+    x_row_stride,
+    n_rows,
+    n_columns,
+    cap: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read 3 times: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    cap = tl.full((1, 1), cap, COMPUTE)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    t = tanh(x / cap)
+    z = cap * t
+    # m = max(z)
+    m = row_max(tl.where(in_columns, z, float("-inf")))
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    t = tanh(x / cap)
+    z = cap * t
+    # e = exp(z - m)
+    e = tl.exp(z - m)
+    sum_e = row_sum(tl.where(in_columns, e, 0.0))
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    t = tanh(x / cap)
+    z = cap * t
+    # e = exp(z - m)
+    e = tl.exp(z - m)
+    # y = e / sum(e)
+    y = e * (1.0 / sum_e)
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows", "cap"])
@@ -97,25 +145,31 @@ def softcapped_softmax_forward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
         t = tanh(x / cap)
         z = cap * t
         m, sum_e = merge_exp_sum(m, sum_e, tl.where(in_columns, z, float("-inf")))
     # exp(m - m) is NaN in a row of -inf alone.
     sum_e = tl.where(m == float("-inf"), float("nan"), sum_e)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
         t = tanh(x / cap)
         z = cap * t
         # e = exp(z - m)
         e = tl.exp(z - m)
         # y = e / sum(e)
-        y = e / sum_e
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+        y = e * (1.0 / sum_e)
+        tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["n_rows", "cap"])
@@ -151,6 +205,53 @@ def softcapped_softmax_backward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "cap"])
+def softcapped_softmax_backward_reload(
+    x_ptr,
+    y_ptr,
+    dy_ptr,
+    dx_ptr,
+    x_row_stride,
+    dy_row_stride,
+    n_rows,
+    n_columns,
+    cap: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    cap = tl.full((1, 1), cap, COMPUTE)
+
+    y = tl.load(
+        y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    dy = tl.load(
+        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    sum_dy_y = row_sum(dy * y)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    y = tl.load(
+        y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    dy = tl.load(
+        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    t = tanh(x / cap)
+    # dx = y * (dy - sum(dy * y)) * (1 - t * t)
+    dx = y * (dy - sum_dy_y) * (1 - t * t)
+    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "cap"])
 def softcapped_softmax_backward_streaming(
     x_ptr,
     y_ptr,
@@ -175,19 +276,37 @@ def softcapped_softmax_backward_streaming(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        y = tl.load(y_ptr + row * n_columns + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        y = tl.load(
+            y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_last"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_last",
+        ).to(COMPUTE)
         sum_dy_y_lanes += dy * y
     sum_dy_y = row_sum(sum_dy_y_lanes)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
+    # Backwards, from the chunks that the cache has got last.
+    last_start = (n_columns - 1) // BLOCK * BLOCK
+    for back in tl.range(0, n_columns, BLOCK):
+        column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        y = tl.load(y_ptr + row * n_columns + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        x = tl.load(
+            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        y = tl.load(
+            y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_first"
+        ).to(COMPUTE)
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
         t = tanh(x / cap)
         # dx = y * (dy - sum(dy * y)) * (1 - t * t)
         dx = y * (dy - sum_dy_y) * (1 - t * t)
-        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")

@@ -14,8 +14,10 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .kernels import (
+    softmax_backward_reload,
     softmax_backward_resident,
     softmax_backward_streaming,
+    softmax_forward_reload,
     softmax_forward_resident,
     softmax_forward_streaming,
 )
@@ -30,10 +32,14 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 
-# The widest rows kept in registers, in 4-byte words; longer ones are walked in chunks.
-FORWARD_RESIDENT_WORDS = 32768
-BACKWARD_RESIDENT_WORDS = 32768
-STREAMING_BLOCK = 8192
+# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
+# reduction, while the cache has them, or are walked in chunks of so many words.
+FORWARD_RESIDENT_WORDS = 16384
+FORWARD_RELOAD_WORDS = 32768
+FORWARD_STREAMING_BLOCK = 8192
+BACKWARD_RESIDENT_WORDS = 16384
+BACKWARD_RELOAD_WORDS = 32768
+BACKWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(softmax_forward_resident, triton.JITFunction)
 
@@ -166,6 +172,7 @@ def _forward(
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": softmax_forward_resident,
+        "reload": softmax_forward_reload,
         "streaming": softmax_forward_streaming,
     }[plan.schedule]
     with _on(x.device):
@@ -206,6 +213,7 @@ def _backward(
     plan = backward_plan(n_columns, compute)
     kernel = {
         "resident": softmax_backward_resident,
+        "reload": softmax_backward_reload,
         "streaming": softmax_backward_streaming,
     }[plan.schedule]
     with _on(device):
@@ -273,20 +281,22 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, STREAMING_BLOCK, 16)
+    if words > FORWARD_RELOAD_WORDS:
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    return Plan("resident", rows, block, warps)
+    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
+    return Plan(schedule, rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > BACKWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, STREAMING_BLOCK, 16)
+    if words > BACKWARD_RELOAD_WORDS:
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = BACKWARD_TILES[max(words, 64)]
-    return Plan("resident", rows, block, warps)
+    schedule = "resident" if words <= BACKWARD_RESIDENT_WORDS else "reload"
+    return Plan(schedule, rows, block, warps)
 
 
 def _problem(
