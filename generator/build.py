@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from kgen.errors import Problems
 from kgen.lower import lower
 from kgen.render import formatted, render
-from kgen.schedule import schedule
 from kgen.spec import Spec
+from kgen.tiles import planned
 from kgen.view import kernels_view
 from kgen.view_op import init_view, op_view
 from kgen.view_test import test_view
@@ -36,11 +36,11 @@ def render_op(spec: Spec) -> dict[str, str]:
 def _drafts(spec: Spec) -> dict[str, str]:
     """The files of one op before they are formatted."""
     row_op = lower(spec)
-    plan = schedule(row_op)
+    plan = planned(row_op)
     folder = spec.op
     return {
         f"{folder}/__init__.py": render("init.py.jinja", view=init_view(plan)),
         f"{folder}/kernels.py": render("kernels.py.jinja", view=kernels_view(plan)),
         f"{folder}/op.py": render("op.py.jinja", view=op_view(plan)),
-        f"{folder}/test_{spec.op}.py": render("test_op.py.jinja", view=test_view(row_op)),
+        f"{folder}/test_{spec.op}.py": render("test_op.py.jinja", view=test_view(plan)),
     }

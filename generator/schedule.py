@@ -8,6 +8,7 @@ from enum import Enum
 
 from kgen.ir import (
     Define,
+    Op,
     Program,
     Result,
     Role,
@@ -18,6 +19,7 @@ from kgen.ir import (
     names_in,
     needed,
     verify,
+    walk,
 )
 from kgen.lower import RowOp
 from kgen.merging import Guard, Merge, Merging, Online, OnlineSum, find_merges, known_after
@@ -281,17 +283,34 @@ def _whole(prefix: str, program: Program, form: Form) -> tuple[Kernel, ...]:
 def reload(name: str, program: Program, form: Form) -> Kernel | None:
     """The kernel that reads whole rows again after each reduction, where it pays.
 
-    The cache still has them, and the registers are free while a reduction is on its way. With
-    several column sums there are too few registers left for rows that long.
+    The cache still has them, and the registers are free while a reduction is on its way. It does
+    not pay where much is worked out again with them, nor beside several column sums, which leave
+    too few registers for rows that long.
     """
     sums = tuple(r for r in program.results if r.kind is Kind.PER_COLUMN)
     program = hoist_rows(hoist(program))
     walks = _walks(program, Merging(), sums)
-    if len(walks) < 2 or not walks[-1].stores or len(sums) > 1:
+    if len(walks) < 2 or not walks[-1].stores or len(sums) > 1 or _repeated(walks) > 1:
         return None
     form = Form.RELOAD_GROUPS if form is Form.GROUPS else Form.RELOAD
     before = _row_values(program, known_after(program, {}), 0)
     return Kernel(name, form, program, before, walks)
+
+
+def _repeated(walks: tuple[Walk, ...]) -> int:
+    """How many matrices are worked out again in later walks, those that only take products not."""
+    seen: set[str] = set()
+    count = 0
+    for walk_ in walks:
+        heavy = [d for d in walk_.definitions if d.type.kind is Kind.MATRIX and _is_heavy(d.term)]
+        count += sum(d.name in seen for d in heavy)
+        seen |= {d.name for d in heavy}
+    return count
+
+
+def _is_heavy(term: Term) -> bool:
+    light = ("add", "sub", "mul", "neg")
+    return any(isinstance(t, Op) and t.op not in light for t in walk(term))
 
 
 def streaming(name: str, program: Program) -> Kernel:

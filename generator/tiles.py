@@ -1,10 +1,14 @@
-"""How large a piece of the matrix each program takes: tables of tiles, by the width of the row."""
+"""How large a piece of the matrix each program takes: tables of tiles, by the width of the row.
+
+The figures behind the tables are in docs/schedules.md.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kgen.schedule import Form, Kernel, OpSchedule, Pass
+from kgen.lower import RowOp
+from kgen.schedule import Form, Kernel, OpSchedule, Pass, schedule
 from kgen.spec import Element, Kind
 
 
@@ -19,29 +23,44 @@ class Tile:
     programs: int = 1
 
 
-FORWARD_TILES = (
-    Tile(64, 32, 4),
-    Tile(128, 16, 4),
-    Tile(256, 8, 4),
-    Tile(512, 4, 4),
-    Tile(1024, 2, 4),
-    Tile(2048, 2, 8),
+# 16 elements a thread; enough programs share a multiprocessor to keep its memory busy.
+ROW_TILES = (
+    Tile(64, 16, 2),
+    Tile(128, 8, 2),
+    Tile(256, 4, 2),
+    Tile(512, 2, 1),
+    Tile(1024, 1, 2),
+    Tile(2048, 1, 4),
     Tile(4096, 1, 8),
-    Tile(8192, 1, 4),
-    Tile(16384, 1, 8),
+    Tile(8192, 1, 16),
+    Tile(16384, 1, 16),
     Tile(32768, 1, 16),
 )
+# Rows that are read again: two or more programs fit on a multiprocessor, except for the longest.
+RELOAD_TILES = (Tile(16384, 1, 16), Tile(32768, 1, 32), Tile(65536, 1, 32))
+# A program walks over many tiles, whose loads are on their way while it works, with the column sums
+# in registers: 32 elements a thread, and as many stages as hide the memory.
 GROUP_TILES = (
     Tile(64, 32, 4, 3, 4),
     Tile(128, 16, 4, 3, 4),
-    Tile(256, 8, 2, 3, 3),
-    Tile(512, 4, 2, 3, 3),
+    Tile(256, 8, 2, 3, 4),
+    Tile(512, 4, 2, 3, 4),
     Tile(1024, 4, 4, 3, 2),
-    Tile(2048, 4, 8, 3, 1),
+    Tile(2048, 2, 4, 3, 2),
     Tile(4096, 2, 8, 3, 1),
-    Tile(8192, 1, 8, 3, 1),
-    Tile(16384, 1, 16, 3, 1),
+    Tile(8192, 1, 16, 3, 1),
 )
+# With three column sums and more, half of it.
+MANY_SUMS_TILES = (
+    Tile(64, 16, 4, 3, 4),
+    Tile(128, 8, 4, 3, 4),
+    Tile(256, 4, 2, 3, 4),
+    Tile(512, 2, 2, 3, 4),
+    Tile(1024, 1, 2, 3, 4),
+    Tile(2048, 1, 4, 3, 2),
+    Tile(4096, 1, 8, 3, 2),
+)
+RELOAD_GROUP_TILES = (Tile(16384, 1, 16),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +78,7 @@ class Tiles:
     whole: tuple[Tile, ...]
     resident_words: int
     streaming: Tile
-    split: Tile
+    split: Tile = Tile(2048, 1, 4, 4, 2)
 
     @property
     def whole_words(self) -> int:
@@ -72,6 +91,21 @@ class Tiles:
         return self.resident_words < self.whole_words
 
 
+def planned(row_op: RowOp) -> OpSchedule:
+    """Every kernel of an op that some width takes."""
+    plan = schedule(row_op)
+    rule = tile_rule(plan)
+    passes = tuple(
+        replace(each, kernels=_taken(each.kernels, rule[each.name])) for each in plan.passes
+    )
+    return OpSchedule(row_op, _taken(plan.forward, rule["forward"]), passes)
+
+
+def _taken(kernels: tuple[Kernel, ...], tiles: Tiles) -> tuple[Kernel, ...]:
+    again = _reload(kernels)
+    return kernels if tiles.reloads else tuple(k for k in kernels if k is not again)
+
+
 def live_matrices(kernel: Kernel) -> int:
     """The matrices that a tile of this kernel holds at once: those it reads, and those it makes."""
     read = [v for v in kernel.program.variables if v.type.kind is Kind.MATRIX]
@@ -81,24 +115,70 @@ def live_matrices(kernel: Kernel) -> int:
 
 def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
     """The tiles of each direction, by its name."""
-    rule = {"forward": _tiles(plan.forward, FORWARD_TILES, 2)}
+    rule = {"forward": _forward_tiles(plan.forward)}
     for each in plan.passes:
-        rule[each.name] = _pass_tiles(each)
+        rule[each.name] = _sum_tiles(each) if each.column_sums else _gradient_tiles(each)
     return rule
 
 
-def _pass_tiles(each: Pass) -> Tiles:
-    return _tiles(each.kernels, GROUP_TILES if each.column_sums else FORWARD_TILES, 3)
+def _forward_tiles(kernels: tuple[Kernel, ...]) -> Tiles:
+    walks = _walks(kernels)
+    live = live_matrices(kernels[0])
+    if not any(r.kind is Kind.MATRIX for r in kernels[0].program.results):
+        # Rows come down to numbers, and nothing waits for a store: twice as much a thread.
+        lighter = tuple(replace(t, warps=max(1, t.warps // 2)) for t in ROW_TILES)
+        return _shortened(Tiles(_up_to(lighter, 16384), 16384, Tile(16384, 1, 32)), live)
+    if walks == 1:
+        return _shortened(Tiles(_up_to(ROW_TILES, 8192), 8192, Tile(8192, 1, 16)), live)
+    chunk = Tile(8192, 1, 32) if walks == 2 else Tile(16384, 1, 16)
+    if _reload(kernels) is None or live > 2:
+        return _shortened(Tiles(_up_to(ROW_TILES, 16384), 16384, chunk), live)
+    # One more walk is one more row to keep in the cache.
+    again = RELOAD_TILES if walks == 2 else RELOAD_TILES[:-1]
+    return Tiles((*_up_to(ROW_TILES, 8192), *again), 8192, chunk)
 
 
-def _tiles(kernels: tuple[Kernel, ...], tiles: tuple[Tile, ...], usual: int) -> Tiles:
-    """Tiles by width, shorter by half for each doubling of the matrices a program holds."""
-    drop = 0
-    while usual < live_matrices(kernels[0]):
-        usual *= 2
-        drop += 1
-    whole = tiles[: len(tiles) - drop]
-    again = any(k.form in (Form.RELOAD, Form.RELOAD_GROUPS) for k in kernels)
-    resident = whole[-1].words // (2 if again else 1)
-    is_split = any(k.form is Form.SPLIT_COLUMNS for k in kernels)
-    return Tiles(whole, resident, Tile(4096 if is_split else 8192, 1, 16), Tile(2048, 1, 4, 4, 2))
+def _gradient_tiles(each: Pass) -> Tiles:
+    live, chunk = live_matrices(each.kernels[0]), Tile(16384, 1, 32)
+    if _walks(each.kernels) == 1:
+        return _shortened(Tiles(_up_to(ROW_TILES, 8192), 8192, Tile(8192, 1, 16)), live)
+    if _reload(each.kernels) is None or live > 3:
+        return _shortened(Tiles(_up_to(ROW_TILES, 16384), 16384, chunk), live)
+    return Tiles((*ROW_TILES, RELOAD_TILES[-1]), 32768, chunk)
+
+
+def _sum_tiles(each: Pass) -> Tiles:
+    live, chunk = live_matrices(each.kernels[0]), Tile(4096, 1, 16)
+    if len(each.column_sums) > 2:
+        split = Tile(1024, 1, 2, 3, 4)
+        return _shortened(Tiles(MANY_SUMS_TILES, 4096, chunk, split), live)
+    tiles = GROUP_TILES
+    if len(each.column_sums) == 2:
+        tiles = (*GROUP_TILES[:-1], replace(GROUP_TILES[-1], warps=8))
+    if _reload(each.kernels) is None:
+        return _shortened(Tiles(tiles, 8192, chunk), live)
+    return Tiles((*tiles, *RELOAD_GROUP_TILES), 8192, chunk)
+
+
+def _up_to(tiles: tuple[Tile, ...], words: int) -> tuple[Tile, ...]:
+    return tuple(tile for tile in tiles if tile.words <= words)
+
+
+def _shortened(tiles: Tiles, live: int) -> Tiles:
+    """Shorter by half for each doubling of the matrices beyond six that a program holds."""
+    usual, words = 6, tiles.whole_words
+    while usual < live:
+        usual, words = usual * 2, words // 2
+    return replace(tiles, whole=_up_to(tiles.whole, words), resident_words=words)
+
+
+def _walks(kernels: tuple[Kernel, ...]) -> int:
+    """How often rows are read where nothing merges and they do not stay in registers."""
+    again = [k for k in kernels if k.form in (Form.RELOAD, Form.RELOAD_GROUPS, Form.STREAMING)]
+    return max((len(kernel.walks) for kernel in again), default=1)
+
+
+def _reload(kernels: tuple[Kernel, ...]) -> Kernel | None:
+    """The kernel that reads whole rows again, if there is one."""
+    forms = (Form.RELOAD, Form.RELOAD_GROUPS)
+    return next((kernel for kernel in kernels if kernel.form in forms), None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kgen.ir import Role, dtypes_in, names_in
 from kgen.lower import RowOp
+from kgen.schedule import Form, OpSchedule
 from kgen.spec import COMPUTE, FLOAT_DTYPES, Case, Element, Input, Kind, Output, Param, Spec
 
 
@@ -29,6 +30,7 @@ class TestView:
     narrow_dtypes: str
     bits_dtypes: str
     whole_numbers: bool
+    paths: str
     cases: tuple[str, ...]
     given: str
     several: str
@@ -40,8 +42,9 @@ class TestView:
     second_order: bool
 
 
-def test_view(row_op: RowOp) -> TestView:
+def test_view(plan: OpSchedule) -> TestView:
     """What the test file of an op says."""
+    row_op = plan.row_op
     spec = row_op.spec
     gradients = _gradients(spec)
     optional = [entry.name for entry in spec.inputs if entry.absent is not None]
@@ -56,6 +59,7 @@ def test_view(row_op: RowOp) -> TestView:
         outputs=tuple(_output(output) for output in spec.outputs),
         tolerances=tuple(_tolerances(spec)),
         facts=tuple(_facts(row_op)),
+        paths=_tuple(_quote(path) for path in _paths(plan)),
         dtypes=_tuple(_quote(dtype) for dtype in spec.dtypes),
         special_dtypes=_some_dtypes(spec, "float16", "float32"),
         narrow_dtypes=_some_dtypes(spec, "float16", "bfloat16"),
@@ -120,6 +124,13 @@ def _tolerances(spec: Spec) -> Iterator[str]:
         tolerance = spec.tolerances[dtype]
         numbers = f"{_float(tolerance.absolute)}, {_float(tolerance.relative)}"
         yield f"{_quote(dtype)}: testing.Tolerance({numbers})"
+
+
+def _paths(plan: OpSchedule) -> list[str]:
+    """As rows are, and with the schedules of longer rows."""
+    forms = (Form.RELOAD, Form.RELOAD_GROUPS)
+    reloads = any(kernel.form in forms for kernel in plan.kernels)
+    return ["shipped", "lowered", *(["reread"] if reloads else [])]
 
 
 def _facts(row_op: RowOp) -> Iterator[str]:

@@ -92,68 +92,6 @@ def add_rmsnorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
-def add_rmsnorm_forward_reload(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    y_ptr,
-    h_ptr,
-    rstd_ptr,
-    x_row_stride,
-    residual_row_stride,
-    n_rows,
-    n_columns,
-    eps: tl.float64,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    in_rows = row < n_rows
-    in_columns = column < n_columns
-    mask = in_rows & in_columns
-    eps = tl.full((1, 1), eps, COMPUTE)
-
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
-    ).to(COMPUTE)
-    residual = tl.load(
-        residual_ptr + row * residual_row_stride + column,
-        mask=mask,
-        other=0.0,
-        eviction_policy="evict_last",
-    ).to(COMPUTE)
-    h = x + residual
-    tl.store(h_ptr + row * n_columns + column, h, mask=mask)
-
-    mean_h_squared = row_mean(h * h, n_columns)
-    # rstd = rsqrt(mean(h * h) + eps)
-    rstd = tl.rsqrt(mean_h_squared + eps)
-    if rstd_ptr is not None:
-        tl.store(rstd_ptr + row, rstd, mask=in_rows)
-
-    # Read again: the cache has the row, and registers would be short.
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-    ).to(COMPUTE)
-    residual = tl.load(
-        residual_ptr + row * residual_row_stride + column,
-        mask=mask,
-        other=0.0,
-        eviction_policy="evict_first",
-    ).to(COMPUTE)
-    h = x + residual
-    # y = h * rstd * weight
-    y = h * rstd
-    if weight_ptr is not None:
-        weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
-        y = y * weight
-    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
-
-
-@triton.jit(do_not_specialize=["n_rows", "eps"])
 def add_rmsnorm_forward_streaming(
     x_ptr,
     residual_ptr,

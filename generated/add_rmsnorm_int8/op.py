@@ -17,7 +17,6 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .kernels import (
-    add_rmsnorm_int8_forward_reload,
     add_rmsnorm_int8_forward_resident,
     add_rmsnorm_int8_forward_streaming,
 )
@@ -34,8 +33,7 @@ MAX_ROWS = 2**30
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_RELOAD_WORDS = 16384
+FORWARD_RESIDENT_WORDS = 16384
 FORWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(add_rmsnorm_int8_forward_resident, triton.JITFunction)
@@ -150,7 +148,6 @@ def _forward(
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": add_rmsnorm_int8_forward_resident,
-        "reload": add_rmsnorm_int8_forward_reload,
         "streaming": add_rmsnorm_int8_forward_streaming,
     }[plan.schedule]
     with _on(x.device):
@@ -193,15 +190,15 @@ class Plan(NamedTuple):
 
 # Width in words -> rows a tile, warps.
 FORWARD_TILES = {
-    64: (32, 4),
-    128: (16, 4),
-    256: (8, 4),
-    512: (4, 4),
-    1024: (2, 4),
-    2048: (2, 8),
+    64: (16, 2),
+    128: (8, 2),
+    256: (4, 2),
+    512: (2, 1),
+    1024: (1, 2),
+    2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
-    16384: (1, 8),
+    8192: (1, 16),
+    16384: (1, 16),
 }
 
 
@@ -209,11 +206,10 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+    if words > FORWARD_RESIDENT_WORDS:
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def _problem(

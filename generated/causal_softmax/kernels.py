@@ -75,65 +75,6 @@ def causal_softmax_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "scale", "queries", "keys"])
-def causal_softmax_forward_reload(
-    x_ptr,
-    y_ptr,
-    x_row_stride,
-    n_rows,
-    n_columns,
-    scale: tl.float64,
-    queries,
-    keys,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Whole rows, read 3 times: one (ROWS, BLOCK) tile a program."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    in_rows = row < n_rows
-    in_columns = column < n_columns
-    mask = in_rows & in_columns
-    scale = tl.full((1, 1), scale, COMPUTE)
-
-    # filled = where(keys > 0, keys, N)
-    filled = tl.where(keys > 0, keys, n_columns)
-    position = filled - queries + row % queries
-
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
-    ).to(COMPUTE)
-    # z = where(column <= position, x * scale, -inf)
-    z = tl.where(column <= position, x * scale, float("-inf"))
-    # top = max(z)
-    top = row_max(tl.where(in_columns, z, float("-inf")))
-    # m = where(top == -inf, 0, top)
-    m = tl.where(top == float("-inf"), 0, top)
-
-    # Read again: the cache has the row, and registers would be short.
-    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-    # z = where(column <= position, x * scale, -inf)
-    z = tl.where(column <= position, x * scale, float("-inf"))
-    # e = exp(z - m)
-    e = tl.exp(z - m)
-    # s = sum(e)
-    s = row_sum(tl.where(in_columns, e, 0.0))
-    # total_or_1 = where(s == 0, 1, s)
-    total_or_1 = tl.where(s == 0, 1, s)
-
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-    ).to(COMPUTE)
-    # z = where(column <= position, x * scale, -inf)
-    z = tl.where(column <= position, x * scale, float("-inf"))
-    # e = exp(z - m)
-    e = tl.exp(z - m)
-    # y = e / total_or_1
-    y = e * (1.0 / total_or_1)
-    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
-
-
-@triton.jit(do_not_specialize=["n_rows", "scale", "queries", "keys"])
 def causal_softmax_forward_streaming(
     x_ptr,
     y_ptr,

@@ -35,7 +35,7 @@ WIDE = ((3, 256), (17, 257), (1, 511), (2, 513), (2, 768), (2, 1000), (1, 4097))
 OTHER = ((0, 257), (128, 33), (257,), (2, 1, 3, 129))
 # On both sides of boundaries between schedules and chunks that are lowered to some 100 columns.
 AROUND = ((4, 9, 33), (17, 65), (2, 127), (2, 128), (2, 3, 129), (3, 256), (2, 257), (2, 513))
-AROUND += ((37, 1, 33), (3, 1, 256))
+AROUND += ((37, 1, 33), (3, 1, 256), (5, 24), (3, 12))
 
 PATHS = ("shipped", "lowered")
 # Short rows in every dtype, the others in two of them in turn.

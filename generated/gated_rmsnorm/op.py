@@ -18,11 +18,9 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .kernels import (
-    gated_rmsnorm_backward_reload,
     gated_rmsnorm_backward_resident,
     gated_rmsnorm_backward_split_columns,
     gated_rmsnorm_backward_split_rows,
-    gated_rmsnorm_forward_reload,
     gated_rmsnorm_forward_resident,
     gated_rmsnorm_forward_streaming,
     gated_rmsnorm_sum_groups,
@@ -42,11 +40,9 @@ SCRATCH_BYTES = 64 * 2**20
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_RELOAD_WORDS = 16384
+FORWARD_RESIDENT_WORDS = 16384
 FORWARD_STREAMING_BLOCK = 8192
-BACKWARD_RESIDENT_WORDS = 4096
-BACKWARD_RELOAD_WORDS = 8192
+BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
@@ -265,7 +261,6 @@ def _forward(
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": gated_rmsnorm_forward_resident,
-        "reload": gated_rmsnorm_forward_reload,
         "streaming": gated_rmsnorm_forward_streaming,
     }[plan.schedule]
     with _on(x.device):
@@ -327,11 +322,7 @@ def _backward(
         dweight_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
     with _on(device):
         if plan.schedule != "split":
-            kernel = {
-                "resident": gated_rmsnorm_backward_resident,
-                "reload": gated_rmsnorm_backward_reload,
-            }[plan.schedule]
-            kernel[(n_groups,)](
+            gated_rmsnorm_backward_resident[(n_groups,)](
                 x,
                 z,
                 weight,
@@ -428,26 +419,26 @@ class Plan(NamedTuple):
 
 # Width in words -> rows a tile, warps.
 FORWARD_TILES = {
-    64: (32, 4),
-    128: (16, 4),
-    256: (8, 4),
-    512: (4, 4),
-    1024: (2, 4),
-    2048: (2, 8),
+    64: (16, 2),
+    128: (8, 2),
+    256: (4, 2),
+    512: (2, 1),
+    1024: (1, 2),
+    2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
-    16384: (1, 8),
+    8192: (1, 16),
+    16384: (1, 16),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
     64: (32, 4, 3, 4),
     128: (16, 4, 3, 4),
-    256: (8, 2, 3, 3),
-    512: (4, 2, 3, 3),
+    256: (8, 2, 3, 4),
+    512: (4, 2, 3, 4),
     1024: (4, 4, 3, 2),
-    2048: (4, 8, 3, 1),
+    2048: (2, 4, 3, 2),
     4096: (2, 8, 3, 1),
-    8192: (1, 8, 3, 1),
+    8192: (1, 16, 3, 1),
 }
 
 
@@ -455,22 +446,20 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+    if words > FORWARD_RESIDENT_WORDS:
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > BACKWARD_RELOAD_WORDS:
+    if words > BACKWARD_RESIDENT_WORDS:
         return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 4, 4, 2)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= BACKWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps, stages, programs)
+    return Plan("resident", rows, block, warps, stages, programs)
 
 
 def _n_groups(

@@ -89,58 +89,6 @@ def head_rmsnorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_places", "eps"])
-def head_rmsnorm_forward_reload(
-    x_ptr,
-    weight_ptr,
-    y_ptr,
-    rstd_ptr,
-    x_row_stride,
-    weight_row_stride,
-    n_rows,
-    n_columns,
-    n_places,
-    eps: tl.float64,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    in_rows = row < n_rows
-    place_index = row % n_places
-    in_columns = column < n_columns
-    mask = in_rows & in_columns
-    eps = tl.full((1, 1), eps, COMPUTE)
-
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
-    ).to(COMPUTE)
-    mean_x_squared = row_mean(x * x, n_columns)
-    # rstd = rsqrt(mean(x * x) + eps)
-    rstd = tl.rsqrt(mean_x_squared + eps)
-    if rstd_ptr is not None:
-        tl.store(rstd_ptr + row, rstd, mask=in_rows)
-
-    # Read again: the cache has the row, and registers would be short.
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-    ).to(COMPUTE)
-    if weight_ptr is not None:
-        weight = tl.load(
-            weight_ptr + place_index * weight_row_stride + column,
-            mask=mask,
-            other=1.0,
-            eviction_policy="evict_first",
-        ).to(COMPUTE)
-    # y = x * rstd * weight
-    y = x * rstd
-    if weight_ptr is not None:
-        y = y * weight
-    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
-
-
-@triton.jit(do_not_specialize=["n_rows", "n_places", "eps"])
 def head_rmsnorm_forward_streaming(
     x_ptr,
     weight_ptr,

@@ -19,7 +19,6 @@ from .kernels import (
     masked_softmax_backward_reload,
     masked_softmax_backward_resident,
     masked_softmax_backward_streaming,
-    masked_softmax_forward_reload,
     masked_softmax_forward_resident,
     masked_softmax_forward_streaming,
 )
@@ -38,11 +37,10 @@ MAX_ROWS = 2**30
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
 FORWARD_RESIDENT_WORDS = 16384
-FORWARD_RELOAD_WORDS = 32768
 FORWARD_STREAMING_BLOCK = 8192
-BACKWARD_RESIDENT_WORDS = 16384
-BACKWARD_RELOAD_WORDS = 32768
-BACKWARD_STREAMING_BLOCK = 8192
+BACKWARD_RESIDENT_WORDS = 32768
+BACKWARD_RELOAD_WORDS = 65536
+BACKWARD_STREAMING_BLOCK = 16384
 
 INTERPRETED = not isinstance(masked_softmax_forward_resident, triton.JITFunction)
 
@@ -193,7 +191,6 @@ def _forward(
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": masked_softmax_forward_resident,
-        "reload": masked_softmax_forward_reload,
         "streaming": masked_softmax_forward_streaming,
     }[plan.schedule]
     with _on(x.device):
@@ -276,29 +273,29 @@ class Plan(NamedTuple):
 
 # Width in words -> rows a tile, warps.
 FORWARD_TILES = {
-    64: (32, 4),
-    128: (16, 4),
-    256: (8, 4),
-    512: (4, 4),
-    1024: (2, 4),
-    2048: (2, 8),
+    64: (16, 2),
+    128: (8, 2),
+    256: (4, 2),
+    512: (2, 1),
+    1024: (1, 2),
+    2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
-    16384: (1, 8),
-    32768: (1, 16),
+    8192: (1, 16),
+    16384: (1, 16),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
-    64: (32, 4),
-    128: (16, 4),
-    256: (8, 4),
-    512: (4, 4),
-    1024: (2, 4),
-    2048: (2, 8),
+    64: (16, 2),
+    128: (8, 2),
+    256: (4, 2),
+    512: (2, 1),
+    1024: (1, 2),
+    2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
-    16384: (1, 8),
+    8192: (1, 16),
+    16384: (1, 16),
     32768: (1, 16),
+    65536: (1, 32),
 }
 
 
@@ -306,11 +303,10 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+    if words > FORWARD_RESIDENT_WORDS:
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
@@ -318,7 +314,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > BACKWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = BACKWARD_TILES[max(words, 64)]
     schedule = "resident" if words <= BACKWARD_RESIDENT_WORDS else "reload"
     return Plan(schedule, rows, block, warps)

@@ -21,7 +21,6 @@ from .kernels import (
     modulated_rmsnorm_backward_resident,
     modulated_rmsnorm_backward_split_columns,
     modulated_rmsnorm_backward_split_rows,
-    modulated_rmsnorm_forward_reload,
     modulated_rmsnorm_forward_resident,
     modulated_rmsnorm_forward_streaming,
     modulated_rmsnorm_sum_groups,
@@ -41,10 +40,9 @@ SCRATCH_BYTES = 64 * 2**20
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_RELOAD_WORDS = 16384
+FORWARD_RESIDENT_WORDS = 16384
 FORWARD_STREAMING_BLOCK = 8192
-BACKWARD_RESIDENT_WORDS = 16384
+BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
@@ -217,7 +215,6 @@ def _forward(
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": modulated_rmsnorm_forward_resident,
-        "reload": modulated_rmsnorm_forward_reload,
         "streaming": modulated_rmsnorm_forward_streaming,
     }[plan.schedule]
     with _on(x.device):
@@ -401,27 +398,26 @@ class Plan(NamedTuple):
 
 # Width in words -> rows a tile, warps.
 FORWARD_TILES = {
-    64: (32, 4),
-    128: (16, 4),
-    256: (8, 4),
-    512: (4, 4),
-    1024: (2, 4),
-    2048: (2, 8),
+    64: (16, 2),
+    128: (8, 2),
+    256: (4, 2),
+    512: (2, 1),
+    1024: (1, 2),
+    2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
-    16384: (1, 8),
+    8192: (1, 16),
+    16384: (1, 16),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
     64: (32, 4, 3, 4),
     128: (16, 4, 3, 4),
-    256: (8, 2, 3, 3),
-    512: (4, 2, 3, 3),
+    256: (8, 2, 3, 4),
+    512: (4, 2, 3, 4),
     1024: (4, 4, 3, 2),
-    2048: (4, 8, 3, 1),
+    2048: (2, 4, 3, 2),
     4096: (2, 8, 3, 1),
     8192: (1, 8, 3, 1),
-    16384: (1, 16, 3, 1),
 }
 
 
@@ -429,11 +425,10 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+    if words > FORWARD_RESIDENT_WORDS:
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:

@@ -41,12 +41,12 @@ SCRATCH_BYTES = 64 * 2**20
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 16384
+FORWARD_RESIDENT_WORDS = 8192
 FORWARD_RELOAD_WORDS = 32768
-FORWARD_STREAMING_BLOCK = 8192
-BACKWARD_RESIDENT_WORDS = 16384
+FORWARD_STREAMING_BLOCK = 16384
+BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
-BACKWARD_SPLIT_BLOCK = 2048
+BACKWARD_SPLIT_BLOCK = 1024
 # The tile in which the groups' partial column sums are added.
 SUM_GROUPS, SUM_BLOCK = 32, 64
 
@@ -470,28 +470,26 @@ class Plan(NamedTuple):
 
 # Width in words -> rows a tile, warps.
 FORWARD_TILES = {
-    64: (32, 4),
-    128: (16, 4),
-    256: (8, 4),
-    512: (4, 4),
-    1024: (2, 4),
-    2048: (2, 8),
+    64: (16, 2),
+    128: (8, 2),
+    256: (4, 2),
+    512: (2, 1),
+    1024: (1, 2),
+    2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
-    16384: (1, 8),
-    32768: (1, 16),
+    8192: (1, 16),
+    16384: (1, 16),
+    32768: (1, 32),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
-    64: (32, 4, 3, 4),
-    128: (16, 4, 3, 4),
-    256: (8, 2, 3, 3),
-    512: (4, 2, 3, 3),
-    1024: (4, 4, 3, 2),
-    2048: (4, 8, 3, 1),
-    4096: (2, 8, 3, 1),
-    8192: (1, 8, 3, 1),
-    16384: (1, 16, 3, 1),
+    64: (16, 4, 3, 4),
+    128: (8, 4, 3, 4),
+    256: (4, 2, 3, 4),
+    512: (2, 2, 3, 4),
+    1024: (1, 2, 3, 4),
+    2048: (1, 4, 3, 2),
+    4096: (1, 8, 3, 2),
 }
 
 
@@ -511,7 +509,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
-        return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 4, 4, 2)
+        return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 2, 3, 4)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps, stages, programs)
 

@@ -42,8 +42,8 @@ SCRATCH_BYTES = 64 * 2**20
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 16384
-FORWARD_RELOAD_WORDS = 32768
+FORWARD_RESIDENT_WORDS = 8192
+FORWARD_RELOAD_WORDS = 65536
 FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_RELOAD_WORDS = 16384
@@ -378,28 +378,29 @@ class Plan(NamedTuple):
 
 # Width in words -> rows a tile, warps.
 FORWARD_TILES = {
-    64: (32, 4),
-    128: (16, 4),
-    256: (8, 4),
-    512: (4, 4),
-    1024: (2, 4),
-    2048: (2, 8),
+    64: (16, 2),
+    128: (8, 2),
+    256: (4, 2),
+    512: (2, 1),
+    1024: (1, 2),
+    2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
-    16384: (1, 8),
-    32768: (1, 16),
+    8192: (1, 16),
+    16384: (1, 16),
+    32768: (1, 32),
+    65536: (1, 32),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
     64: (32, 4, 3, 4),
     128: (16, 4, 3, 4),
-    256: (8, 2, 3, 3),
-    512: (4, 2, 3, 3),
+    256: (8, 2, 3, 4),
+    512: (4, 2, 3, 4),
     1024: (4, 4, 3, 2),
-    2048: (4, 8, 3, 1),
+    2048: (2, 4, 3, 2),
     4096: (2, 8, 3, 1),
-    8192: (1, 8, 3, 1),
-    16384: (1, 16, 3, 1),
+    8192: (1, 16, 3, 1),
+    16384: (1, 16, 1, 1),
 }
 
 
@@ -408,7 +409,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = FORWARD_TILES[max(words, 64)]
     schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
     return Plan(schedule, rows, block, warps)

@@ -16,10 +16,8 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .kernels import (
-    softcapped_softmax_backward_reload,
     softcapped_softmax_backward_resident,
     softcapped_softmax_backward_streaming,
-    softcapped_softmax_forward_reload,
     softcapped_softmax_forward_resident,
     softcapped_softmax_forward_streaming,
 )
@@ -37,11 +35,9 @@ MAX_ROWS = 2**30
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
 FORWARD_RESIDENT_WORDS = 16384
-FORWARD_RELOAD_WORDS = 32768
 FORWARD_STREAMING_BLOCK = 8192
-BACKWARD_RESIDENT_WORDS = 8192
-BACKWARD_RELOAD_WORDS = 16384
-BACKWARD_STREAMING_BLOCK = 8192
+BACKWARD_RESIDENT_WORDS = 16384
+BACKWARD_STREAMING_BLOCK = 16384
 
 INTERPRETED = not isinstance(softcapped_softmax_forward_resident, triton.JITFunction)
 
@@ -183,7 +179,6 @@ def _forward(
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": softcapped_softmax_forward_resident,
-        "reload": softcapped_softmax_forward_reload,
         "streaming": softcapped_softmax_forward_streaming,
     }[plan.schedule]
     with _on(x.device):
@@ -226,7 +221,6 @@ def _backward(
     plan = backward_plan(n_columns, compute)
     kernel = {
         "resident": softcapped_softmax_backward_resident,
-        "reload": softcapped_softmax_backward_reload,
         "streaming": softcapped_softmax_backward_streaming,
     }[plan.schedule]
     with _on(device):
@@ -267,28 +261,27 @@ class Plan(NamedTuple):
 
 # Width in words -> rows a tile, warps.
 FORWARD_TILES = {
-    64: (32, 4),
-    128: (16, 4),
-    256: (8, 4),
-    512: (4, 4),
-    1024: (2, 4),
-    2048: (2, 8),
+    64: (16, 2),
+    128: (8, 2),
+    256: (4, 2),
+    512: (2, 1),
+    1024: (1, 2),
+    2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
-    16384: (1, 8),
-    32768: (1, 16),
+    8192: (1, 16),
+    16384: (1, 16),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
-    64: (32, 4),
-    128: (16, 4),
-    256: (8, 4),
-    512: (4, 4),
-    1024: (2, 4),
-    2048: (2, 8),
+    64: (16, 2),
+    128: (8, 2),
+    256: (4, 2),
+    512: (2, 1),
+    1024: (1, 2),
+    2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
-    16384: (1, 8),
+    8192: (1, 16),
+    16384: (1, 16),
 }
 
 
@@ -296,22 +289,20 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+    if words > FORWARD_RESIDENT_WORDS:
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > BACKWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+    if words > BACKWARD_RESIDENT_WORDS:
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = BACKWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= BACKWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def _problem(

@@ -14,20 +14,41 @@ from kgen.testing.description import Op
 BOUNDARIES: dict[str, dict[str, int]] = {
     "shipped": {},
     "lowered": {
-        "FORWARD_RESIDENT_WORDS": 128,
-        "BACKWARD_RESIDENT_WORDS": 64,
-        "DOUBLE_BACKWARD_RESIDENT_WORDS": 32,
-        "STREAMING_BLOCK": 128,
-        "SPLIT_BLOCK": 64,
+        "FORWARD_RESIDENT_WORDS": 64,
+        "FORWARD_RELOAD_WORDS": 128,
+        "FORWARD_STREAMING_BLOCK": 128,
+        "BACKWARD_RESIDENT_WORDS": 32,
+        "BACKWARD_RELOAD_WORDS": 64,
+        "BACKWARD_STREAMING_BLOCK": 64,
+        "BACKWARD_SPLIT_BLOCK": 64,
+        "DOUBLE_BACKWARD_RESIDENT_WORDS": 16,
+        "DOUBLE_BACKWARD_RELOAD_WORDS": 32,
+        "DOUBLE_BACKWARD_STREAMING_BLOCK": 64,
+        "DOUBLE_BACKWARD_SPLIT_BLOCK": 64,
         "SUM_GROUPS": 2,
+    },
+    # Rows that are read again after each reduction.
+    "reread": {
+        "FORWARD_RESIDENT_WORDS": 16,
+        "FORWARD_RELOAD_WORDS": 1024,
+        "BACKWARD_RESIDENT_WORDS": 8,
+        "BACKWARD_RELOAD_WORDS": 1024,
+        "DOUBLE_BACKWARD_RESIDENT_WORDS": 4,
+        "DOUBLE_BACKWARD_RELOAD_WORDS": 1024,
     },
     # For gradcheck, which can only afford rows of a few columns.
     "tiny": {
-        "FORWARD_RESIDENT_WORDS": 4,
-        "BACKWARD_RESIDENT_WORDS": 4,
-        "DOUBLE_BACKWARD_RESIDENT_WORDS": 4,
-        "STREAMING_BLOCK": 4,
-        "SPLIT_BLOCK": 4,
+        "FORWARD_RESIDENT_WORDS": 2,
+        "FORWARD_RELOAD_WORDS": 8,
+        "FORWARD_STREAMING_BLOCK": 8,
+        "BACKWARD_RESIDENT_WORDS": 2,
+        "BACKWARD_RELOAD_WORDS": 8,
+        "BACKWARD_STREAMING_BLOCK": 8,
+        "BACKWARD_SPLIT_BLOCK": 8,
+        "DOUBLE_BACKWARD_RESIDENT_WORDS": 2,
+        "DOUBLE_BACKWARD_RELOAD_WORDS": 8,
+        "DOUBLE_BACKWARD_STREAMING_BLOCK": 8,
+        "DOUBLE_BACKWARD_SPLIT_BLOCK": 8,
     },
 }
 
@@ -54,23 +75,27 @@ def on_path(op: Op, path: str) -> Iterator[None]:
 
 def schedules(op: Op, n_columns: int, compute: torch.dtype) -> tuple[str, str]:
     """The calls that a forward and a backward of rows this long must be counted as."""
-    long = "split" if op.column_gradients else "streaming"
-    words = _padded(n_columns) * compute.itemsize // 4
-    forward = words <= op.module.FORWARD_RESIDENT_WORDS
-    backward = words <= getattr(op.module, "BACKWARD_RESIDENT_WORDS", 0)
     return (
-        f"forward.{'resident' if forward else 'streaming'}",
-        f"backward.{'resident' if backward else long}",
+        _schedule(op, "forward", n_columns, compute),
+        _schedule(op, "backward", n_columns, compute),
     )
 
 
 def double_schedule(op: Op, n_columns: int, compute: torch.dtype) -> str:
     """The call that a double backward of rows this long must be counted as."""
+    return _schedule(op, "double_backward", n_columns, compute)
+
+
+def _schedule(op: Op, direction: str, n_columns: int, compute: torch.dtype) -> str:
     words = _padded(n_columns) * compute.itemsize // 4
-    if words <= op.module.DOUBLE_BACKWARD_RESIDENT_WORDS:
-        return "double_backward.resident"
-    is_split = hasattr(op.module, f"{op.name}_double_backward_split_columns")
-    return f"double_backward.{'split' if is_split else 'streaming'}"
+    prefix = direction.upper()
+    resident = getattr(op.module, f"{prefix}_RESIDENT_WORDS", 0)
+    if words <= resident:
+        return f"{direction}.resident"
+    if words <= getattr(op.module, f"{prefix}_RELOAD_WORDS", resident):
+        return f"{direction}.reload"
+    is_split = hasattr(op.module, f"{op.name}_{direction}_split_columns")
+    return f"{direction}.{'split' if is_split else 'streaming'}"
 
 
 def wrong_path(expected: str, calls: Counter[str]) -> str | None:
@@ -82,7 +107,7 @@ def wrong_path(expected: str, calls: Counter[str]) -> str | None:
 
 def schedule_calls(prefix: str, calls: Counter[str]) -> set[str]:
     """The schedules of a pass (``"forward"``, ``"backward"``) among the calls."""
-    names = {f"{prefix}.{name}" for name in ("resident", "streaming", "split", "reference")}
+    names = {f"{prefix}.{name}" for name in ("resident", "reload", "streaming", "split", "reference")}
     return names & {name for name, count in calls.items() if count}
 
 
