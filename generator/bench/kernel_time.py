@@ -10,6 +10,9 @@ from kgen.bench.segments import MeasureError, Ran, cut, total
 
 Call = Callable[[], object]
 
+# What profilers may list beside kernels, and is no work.
+_WAITS = ("Context Sync", "Event Sync", "Stream Sync", "Stream Wait Event")
+
 
 class Clock:
     """Measures calls, each of which starts with a cold cache.
@@ -22,6 +25,8 @@ class Clock:
         self._cold = Cold()
         self._profile([])  # the first session of a process may miss what runs first
         names = {event.name for event in self._profile([])}
+        if not names:
+            raise MeasureError("PyTorch's profiler sees no kernel; does CUPTI work here?")
         if names != {NAME}:
             raise MeasureError(
                 f"the read of a large buffer runs {sorted(names)} in place of {NAME}"
@@ -56,7 +61,9 @@ class Clock:
         return [
             Ran(event.name, event.time_range.start, event.time_range.elapsed_us())
             for event in events
-            if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
+            if event.device_type.name == "CUDA"
+            and not event.is_user_annotation
+            and event.name not in _WAITS
         ]
 
 

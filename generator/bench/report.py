@@ -71,7 +71,7 @@ def page(results: Results, plots: Sequence[str] = ()) -> str:
 _HOW = (
     "Times are those of a call's kernels on the GPU, added up, by PyTorch's profiler: the median "
     "of {calls} calls, before each of which a buffer larger than twice the GPU's cache was read. "
-    "Before it was timed, each result was compared with the spec's reference in float32 or wider. "
+    "Before it was timed, each result was compared with the spec's reference in float64. "
     "GB/s counts the bytes that must move: each matrix that is read or written, once; of gradients "
     "that are equal, one. In brackets is the share of the bandwidth of a copy of 2^27 bytes in the "
     "same run. Forward runs as in training, so that a backward can follow."

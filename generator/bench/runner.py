@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kgen.bench.cells import Cell
+from kgen.bench.cells import SMALL, Cell
 from kgen.bench.inputs import Arguments, draw
 from kgen.bench.kernel_time import COPY_BYTES, Call, Clock, copy_time
 from kgen.bench.latency import latencies
@@ -73,7 +73,7 @@ class Bench:
     def versions(self) -> dict[str, str]:
         """The versions of the libraries that are compared; raises ``KgenError`` for a bad one."""
         libraries = {name: self._library(name) for name in self.names}
-        return {name: each.version for name, each in libraries.items() if each is not None}
+        return {each.name: each.version for each in libraries.values() if each is not None}
 
     def kernel_times(self, cell: Cell) -> list[Measurement]:
         """All providers in all directions of one cell, measured in one session."""
@@ -94,7 +94,8 @@ class Bench:
         done += self._timed(ready)
         ready.clear()
         tidy()
-        return sorted(done, key=lambda each: self.names.index(each.provider))
+        labels = [self._label(name) for name in self.names]
+        return sorted(done, key=lambda each: labels.index(each.provider))
 
     def latencies(self, cell: Cell) -> list[Measurement]:
         """Whole calls of one cell: inference, and forward and backward together."""
@@ -122,28 +123,34 @@ class Bench:
 
     def once(self, cell: Cell) -> None:
         """Run each provider once, so that what it compiles is on disk; failures are let be."""
-        for _ in self._tried(cell, self._subject(cell.op), check=False):
+        for tried in self._tried(cell, self._subject(cell.op), check=False):
+            if tried.trial is not None and (cell.rows, cell.columns, cell.dtype) in SMALL:
+                tried.trial.inference()
             tidy()
 
     def _tried(self, cell: Cell, subject: Subject, check: bool = True) -> Iterator[Tried]:
         """Every provider that has the op, run once on arguments of its own."""
-        arguments = draw(subject.row_op, cell, self.device)
+        arguments, expected, unknown = None, None, ""
         try:
+            arguments = draw(subject.row_op, cell, self.device)
             expected = expected_of(subject, arguments) if check else None
-        except torch.cuda.OutOfMemoryError:
-            raise KgenError(f"{cell}: the reference takes more memory than the GPU has") from None
+        except Exception as error:
+            unknown = f"the reference failed: {reason(error)}"
         for name in self.names:
+            label = self._label(name)
             try:
                 call, dtypes = self._implementation(name, subject)
                 if call is None:
                     continue
-                trial = trial_of(subject, call, arguments, dtypes)
-                tried = try_out(name, trial, arguments, expected)
-                del trial
+                if arguments is None or unknown:
+                    tried = failed(label, unknown)
+                else:
+                    trial = trial_of(subject, call, arguments, dtypes)
+                    tried = try_out(label, trial, arguments, expected)
+                    del trial
             except Exception as error:
-                note = FAILED, reason(error)
-                tried = Tried(name, None, {FORWARD: note, BACKWARD: note})
-            require_alive(name)
+                tried = failed(label, reason(error))
+            require_alive(label)
             yield tried
 
     def _implementation(
@@ -163,6 +170,10 @@ class Bench:
         assert library is not None
         op = subject.spec.op
         return library.calls.get(op), library.dtypes.get(op)
+
+    def _label(self, name: str) -> str:
+        library = self._library(name)
+        return name if library is None else library.name
 
     def _library(self, name: str) -> Provider | None:
         if name in BUILT_IN:
@@ -217,6 +228,11 @@ def try_out(name: str, trial: Trial, arguments: Arguments, expected: Results | N
         except Exception as error:
             tried.problems[BACKWARD] = FAILED, reason(error)
     return tried
+
+
+def failed(name: str, note: str) -> Tried:
+    """A provider of which nothing can be timed."""
+    return Tried(name, None, {FORWARD: (FAILED, note), BACKWARD: (FAILED, note)})
 
 
 def reason(error: BaseException) -> str:

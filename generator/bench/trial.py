@@ -131,9 +131,15 @@ def named(subject: Subject, returned: Any) -> Tensors:
 
 
 def expected_of(subject: Subject, arguments: Arguments) -> Results:
-    """The reference in float32, or in float64 where an input is float32 or wider."""
-    floats = [t.dtype for t in arguments.tensors.values() if t.is_floating_point()]
-    wide = torch.float64 if any(dtype.itemsize >= 4 for dtype in floats) else torch.float32
+    """The reference in float64, or in float32 where that takes more memory than there is."""
+    try:
+        return _expected(subject, arguments, torch.float64)
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    return _expected(subject, arguments, torch.float32)
+
+
+def _expected(subject: Subject, arguments: Arguments, wide: torch.dtype) -> Results:
     widened = {
         name: tensor.to(wide) if tensor.is_floating_point() else tensor
         for name, tensor in arguments.tensors.items()
@@ -183,7 +189,8 @@ def mismatch(
     if got.shape != expected.shape:
         return f"{name} has shape {tuple(got.shape)} in place of {tuple(expected.shape)}"
     tolerance = tolerance_for(subject, got.dtype)
-    wide, right = got.to(_wide(expected)), expected.to(_wide(expected))
+    wide = got.to(torch.float64 if expected.dtype is torch.float64 else torch.float32)
+    right = expected.to(wide.dtype)
     error = (wide - right).abs_()
     absolute = tolerance.absolute * max(terms, 1) ** 0.5
     size = right.abs()
@@ -204,7 +211,3 @@ def tolerance_for(subject: Subject, dtype: torch.dtype) -> Tolerance:
     name = str(dtype).removeprefix("torch.")
     known = {**_QUANTISED, **DEFAULT_TOLERANCES, **dict(subject.spec.tolerances)}
     return known[name]
-
-
-def _wide(expected: Tensor) -> torch.dtype:
-    return torch.float64 if expected.dtype is torch.float64 else torch.float32

@@ -135,7 +135,7 @@ def bench(
     limit: float | None,
     page_folder: Path | None,
 ) -> None:
-    """Measure ops on a GPU, beside PyTorch, torch.compile and other libraries.
+    """Measure ops on a GPU, beside PyTorch and other libraries.
 
     OPS are names of specs in specs/, or paths of specs; all of specs/*.yaml if there are none. Of
     each op, shape and provider the time of its kernels is measured with cold caches, after its
@@ -144,9 +144,10 @@ def bench(
     \b
     Examples:
       kgen bench rmsnorm
-      kgen bench softmax --shapes 4096x256..12672/128 --dtype float32 --out results
+      kgen bench softmax --shapes 4096x256..12672/128 --dtype float32
+      kgen bench rmsnorm layernorm --out results
       kgen bench --latency --provider kgen --provider compile
-      kgen bench --page results              table, plots and page again; needs no GPU
+      kgen bench --page results            write the page again, without a GPU
     """
     started = time.monotonic()
     if page_folder is not None:
@@ -154,9 +155,11 @@ def bench(
         return
     from kgen.bench.cells import cells_of, in_order, shapes_of, small_cells_of
     from kgen.bench.providers import available, require_names
+    from kgen.bench.warm_up import one_compiler
 
+    one_compiler()  # before a library imports what reads it
     sizes = shapes_of(shapes)
-    names = require_names(providers) or available()
+    names = require_names(providers) or _importable(available())
     if only_warm_up and not jobs:
         raise KgenError("--only-warm-up needs --warm-up-jobs N, the number of processes")
     specs = in_order(load_all(spec_paths([_spec_path(op) for op in ops])))
@@ -181,6 +184,21 @@ def _spec_path(op: str) -> Path:
     """The spec of an op that is named, or the path that is given."""
     named = SPECS / f"{op}.yaml"
     return named if named.is_file() else Path(op)
+
+
+def _importable(names: Sequence[str]) -> tuple[str, ...]:
+    """The names less libraries that are installed and cannot be imported, which are named."""
+    from kgen.bench.providers import LIBRARIES, provider_of
+
+    found = []
+    for name in names:
+        try:
+            if name in LIBRARIES:
+                provider_of(name)
+            found.append(name)
+        except KgenError as error:
+            click.echo(f"{name} is left out: {error}", err=True)
+    return tuple(found)
 
 
 def _bench(
@@ -230,9 +248,7 @@ def _measure(
 
     from kgen.bench.loop import measure
     from kgen.bench.segments import MeasureError
-    from kgen.bench.warm_up import one_compiler
 
-    one_compiler()
     try:
         gbps = bench.start()
     except MeasureError as error:
