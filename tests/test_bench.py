@@ -783,6 +783,15 @@ def test_without_a_gpu_nothing_is_measured(kgen: Callable[..., Result]) -> None:
     assert result.output.startswith("error: kgen bench measures on a GPU: PyTorch finds no GPU")
 
 
+def test_without_pytorch_it_says_so(
+    kgen: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = kgen("rmsnorm", "--provider", "kgen")
+    assert result.exit_code == 2
+    assert result.output.startswith("error: kgen bench needs torch, which is not installed")
+
+
 def test_a_page_is_made_again_without_a_gpu(kgen: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(as_json(RESULTS))
     result = kgen("--page", tmp_path, "--no-plots")

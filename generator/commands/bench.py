@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import sys
 import time
@@ -208,6 +209,11 @@ def _bench(
 
     for spec in specs:
         require_generated(spec, folder)
+    for package in ("torch", "triton"):
+        if importlib.util.find_spec(package) is None:
+            raise KgenError(
+                f"kgen bench needs {package}, which is not installed: pip install torch"
+            )
     from kgen.bench.environment import gpu_problem
 
     if problem := gpu_problem():
