@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kgen.ir import Program, Ref, Term, names_in
+from kgen.ir import names_in
 from kgen.lower import RowOp
 from kgen.spec import COMPUTE, Kind, gradient_name
 from kgen.traffic import DTYPE_BYTES, default_dtypes
@@ -27,11 +27,8 @@ def matrices(row_op: RowOp, direction: str) -> tuple[tuple[str, ...], tuple[str,
     assert program is not None
     used = {name for d in program.definitions for name in names_in(d.term)}
     read = tuple(v.name for v in program.variables if v.fills_matrix and v.name in used)
-    written: dict[Term, str] = {}
-    for result in program.results:
-        if result.kind is Kind.MATRIX:
-            written.setdefault(_value(program, result.name), result.tensor)
-    return read, tuple(written.values())
+    stored = (r for r in program.results if r.name not in program.repeated)
+    return read, tuple(r.tensor for r in stored if r.kind is Kind.MATRIX)
 
 
 def moved_bytes(row_op: RowOp, direction: str, rows: int, columns: int, dtype: str) -> int:
@@ -39,16 +36,6 @@ def moved_bytes(row_op: RowOp, direction: str, rows: int, columns: int, dtype: s
     read, written = matrices(row_op, direction)
     dtypes = _dtypes(row_op, dtype)
     return rows * columns * sum(DTYPE_BYTES[dtypes[name]] for name in (*read, *written))
-
-
-def _value(program: Program, name: str) -> Term:
-    """What a name stands for, through lines that say no more than ``a = b``."""
-    definition = program.definition(name)
-    assert definition is not None
-    term = definition.term
-    while isinstance(term, Ref) and (definition := program.definition(term.name)) is not None:
-        term = definition.term
-    return term
 
 
 def _dtypes(row_op: RowOp, floats: str) -> Mapping[str, str]:
