@@ -393,6 +393,16 @@ def test_providers_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatc
         provider_of("time:time")
 
 
+def test_a_compiled_backward_can_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._functorch.config
+
+    monkeypatch.setattr(torch._functorch.config, "donated_buffer", True)
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **how: seen.update(how) or function)
+    assert runner.compiled(len) is len and seen == {"dynamic": False}
+    assert not torch._functorch.config.donated_buffer
+
+
 # Measuring.
 
 

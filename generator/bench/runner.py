@@ -164,8 +164,7 @@ class Bench:
         if name == "textbook":
             return textbook_of(subject), None
         if name == "compile":
-            torch.compiler.reset()  # each shape is compiled as if it were the only one
-            return torch.compile(subject.reference, dynamic=False), None
+            return compiled(subject.reference), None
         library = self._library(name)
         assert library is not None
         op = subject.spec.op
@@ -228,6 +227,16 @@ def try_out(name: str, trial: Trial, arguments: Arguments, expected: Results | N
         except Exception as error:
             tried.problems[BACKWARD] = FAILED, reason(error)
     return tried
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.compile``, as if it were the only function, of which backward can run again."""
+    import torch._functorch.config
+
+    torch.compiler.reset()
+    # Else backward may use up what forward has saved, and raises where its graph is kept.
+    torch._functorch.config.donated_buffer = False
+    return torch.compile(function, dynamic=False)
 
 
 def failed(name: str, note: str) -> Tried:
