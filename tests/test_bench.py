@@ -459,9 +459,14 @@ def test_of_a_profile_only_work_on_the_gpu_counts(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.profiler, "profile", Profile)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("synchronize"))
     clock = Clock.__new__(Clock)
-    clock._cold = SimpleNamespace(read=lambda: order.append("read"))  # type: ignore[assignment]
+    clock._cold = SimpleNamespace(  # type: ignore[assignment]
+        cache=100, read=lambda: order.append("read"), mark=lambda: order.append("mark")
+    )
     assert clock._profile([lambda: order.append("call")] * 2) == [Ran("gemm", 4.0, 2.0)]
     assert order == ["synchronize", "read", "call", "read", "call", "read", "synchronize"]
+    order.clear()
+    clock._profile([lambda: order.append("call")], apart=300)
+    assert order == ["synchronize", "mark", "call", "mark", "synchronize"]
 
 
 class FakeClock(Clock):
@@ -470,7 +475,7 @@ class FakeClock(Clock):
     def __init__(self) -> None:
         self.sessions = 0
 
-    def _profile(self, calls: Sequence[Callable[[], object]]) -> list[Ran]:
+    def _profile(self, calls: Sequence[Callable[[], object]], apart: int = 0) -> list[Ran]:
         self.sessions += 1
         names: list[str] = []
         for call in calls:

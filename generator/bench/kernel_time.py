@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from kgen.bench.cold import NAME, Cold
@@ -17,8 +18,11 @@ _WAITS = ("Context Sync", "Event Sync", "Stream Sync", "Stream Wait Event")
 class Clock:
     """Measures calls, each of which starts with a cold cache.
 
-    One session of the profiler holds any number of calls, which run in turn, with a read of a large
-    buffer before each: the calls are told apart by these reads, and the reads are not counted.
+    One session of the profiler holds any number of calls, which run in turn, with a read of a
+    buffer before each: the calls are told apart by these reads, and the reads are not counted. The
+    buffer is larger than the cache, unless what the calls move between two that share tensors fills
+    the cache several times over: then one block is read, since programs too find the cache full of
+    what others left.
     """
 
     def __init__(self) -> None:
@@ -32,29 +36,29 @@ class Clock:
                 f"the read of a large buffer runs {sorted(names)} in place of {NAME}"
             )
 
-    def rounds(self, calls: Sequence[Call], count: int) -> list[list[list[Ran]]]:
+    def rounds(self, calls: Sequence[Call], count: int, apart: int = 0) -> list[list[list[Ran]]]:
         """For each call what it ran in each of ``count`` rounds, after a round that is not counted.
 
-        Raises ``MeasureError`` where the profile does not fit the calls, and what a call raises.
+        ``apart`` is how many bytes are moved between two calls that share tensors. Raises ``MeasureError`` where the profile does not fit the calls, and what a call raises.
         """
         turns = [call for _ in range(count + 1) for call in calls]
-        runs = cut(self._profile(turns), NAME, len(turns))
+        runs = cut(self._profile(turns, apart), NAME, len(turns))
         width = len(calls)
         return [runs[width + place :: width] for place in range(width)]
 
-    def times(self, call: Call, count: int) -> list[float]:
-        """Microseconds of each of ``count`` calls."""
-        (runs,) = self.rounds([call], count)
-        return [total(run) for run in runs]
+    def times(self, calls: Sequence[Call], count: int, apart: int = 0) -> list[float]:
+        """Microseconds of ``count`` calls of each of several, which are of one kind."""
+        return [total(run) for runs in self.rounds(calls, count, apart) for run in runs]
 
-    def _profile(self, calls: Sequence[Call]) -> list[Ran]:
+    def _profile(self, calls: Sequence[Call], apart: int = 0) -> list[Ran]:
+        before = self._cold.mark if apart >= _TIMES * self._cold.cache else self._cold.read
         torch.cuda.synchronize()
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities, acc_events=True) as profile:
             for call in calls:
-                self._cold.read()
+                before()
                 call()
-            self._cold.read()
+            before()
             torch.cuda.synchronize()
         events = profile.events()
         assert events is not None
@@ -67,12 +71,18 @@ class Clock:
         ]
 
 
+# So many times the cache is moved between calls that share tensors, or it is cleared.
+_TIMES = 3
 COPY_BYTES = 2 * 2**27
 
 
 def copy_time(clock: Clock, count: int) -> float:
-    """Microseconds that PyTorch takes to copy a tensor of 2**27 bytes: the median."""
-    source = torch.randn(2**26, device="cuda", dtype=torch.bfloat16)
-    target = torch.empty_like(source)
-    times = sorted(clock.times(lambda: target.copy_(source), count))
+    """Microseconds that PyTorch takes to copy a tensor of 2**27 bytes: the median.
+
+    Three pairs of tensors take turns.
+    """
+    sources = [torch.randn(2**26, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    targets = [torch.empty_like(source) for source in sources]
+    copies = [partial(t.copy_, s) for s, t in zip(sources, targets, strict=True)]
+    times = sorted(clock.times(copies, count // 3, 2 * COPY_BYTES))
     return times[len(times) // 2]
