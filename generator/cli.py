@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from kgen import __version__, output, paths
+from kgen.commands.bench import bench
 from kgen.commands.common import (
     FAULT,
     FINDING,
@@ -277,6 +278,7 @@ main.add_command(derive)
 main.add_command(verify)
 main.add_command(mutate)
 main.add_command(gallery)
+main.add_command(bench)
 
 
 def _plan(specs: Sequence[Path], folder: Path) -> tuple[Change, ...]:

@@ -1,4 +1,4 @@
-"""Runs a row program with PyTorch, on the CPU and in float64: what the formulas say, exactly."""
+"""Runs a row program with PyTorch, in float64 unless told: what the formulas say, exactly."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kgen.spec import OUTPUT_DTYPES, Element, Kind
 from torch import Tensor
 
 Number = float | int | bool
-_DTYPES = {Element.FLOAT: torch.float64, Element.INT: torch.int64, Element.BOOL: torch.bool}
 
 
 def run(
     program: Program,
     values: Mapping[str, Tensor | Number],
     entries: Mapping[str, Tensor] | None = None,
+    floats: torch.dtype = torch.float64,
 ) -> dict[str, Tensor]:
     """The value of every definition by name, each of the shape of its kind or broadcast to less.
 
@@ -29,10 +29,11 @@ def run(
     that the values broadcast to, so values that the program does not use may be given too.
     ``entries`` numbers, for an input whose entries serve several rows or columns, the entry that
     each place of its value holds; its gradient is then the sum over all places of an entry. Floats
-    count as float64. Autograd flows through every function, through ``cast`` as the identity and
-    not through ``detach``. Raises ``KgenError`` where whole numbers are divided by zero.
+    count as ``floats``, and everything lies where the values do. Autograd flows through every
+    function, through ``cast`` as the identity and not through ``detach``. Raises ``KgenError``
+    where whole numbers are divided by zero.
     """
-    scope = scope_of(program, values, entries)
+    scope = scope_of(program, values, entries, floats)
     found: dict[str, Tensor] = {}
     for definition in program.definitions:
         found[definition.name] = scope.evaluate(definition.term)
@@ -48,18 +49,19 @@ class Scope:
     values: dict[str, Tensor]
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     entries: Mapping[str, Tensor] = field(default_factory=dict)
+    floats: torch.dtype = torch.float64
 
     def evaluate(self, term: Term) -> Tensor:
         """The value of a term; names in it must be known."""
         if isinstance(term, Literal):
-            return torch.tensor(term.value, dtype=_DTYPES[term.type.element])
+            return torch.tensor(term.value, dtype=element_dtype(term.type.element, self.floats))
         if isinstance(term, Ref):
             return self.values[term.name]
         return self.apply(term, [self.evaluate(argument) for argument in term.arguments])
 
     def apply(self, term: Op, arguments: Sequence[Tensor]) -> Tensor:
         """The value of an operation, given those of its arguments."""
-        dtype = _DTYPES[term.type.element]
+        dtype = element_dtype(term.type.element, self.floats)
         if term.op == "cast":
             return self._cast(arguments[0], term.like or "")
         entries = self.entries.get(term.like or "")
@@ -81,7 +83,7 @@ class Scope:
 
     def _cast(self, value: Tensor, like: str) -> Tensor:
         dtype = self.dtypes.get(like) or dtype_of(like)
-        if dtype is torch.float64:
+        if dtype is self.floats:
             return value
         rounded: Tensor = _Round.apply(value, dtype)  # type: ignore[no-untyped-call]
         return rounded
@@ -98,27 +100,36 @@ def scope_of(
     program: Program,
     values: Mapping[str, Tensor | Number],
     entries: Mapping[str, Tensor] | None = None,
+    floats: torch.dtype = torch.float64,
 ) -> Scope:
     """A scope with the variables of a program and the built-in names."""
-    shapes = [value.shape for value in values.values() if isinstance(value, Tensor)]
+    tensors = [value for value in values.values() if isinstance(value, Tensor)]
+    shapes = [tensor.shape for tensor in tensors]
     shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     rows, columns = (1, 1, *shape)[-2:]
+    device = tensors[0].device if tensors else None
     built_in = {
         "N": torch.tensor(columns),
-        "row": torch.arange(rows).unsqueeze(1),
-        "column": torch.arange(columns).unsqueeze(0),
+        "row": torch.arange(rows, device=device).unsqueeze(1),
+        "column": torch.arange(columns, device=device).unsqueeze(0),
     }
-    scope = Scope((rows, columns), built_in, entries=entries or {})
+    scope = Scope((rows, columns), built_in, entries=entries or {}, floats=floats)
     for variable in program.variables:
         value = values.get(variable.name, variable.absent)
         assert value is not None, f"the program needs a value for {variable.name}"
-        given = torch.as_tensor(value, dtype=_DTYPES[variable.type.element])
+        given = torch.as_tensor(value, dtype=element_dtype(variable.type.element, floats))
         scope.values[variable.name] = given.expand(shape_of(variable.type.kind, scope.shape))
         if isinstance(value, Tensor) and not value.is_floating_point():
             scope.dtypes[variable.name] = value.dtype
         else:
             scope.dtypes[variable.name] = given.dtype
     return scope
+
+
+def element_dtype(element: Element, floats: torch.dtype = torch.float64) -> torch.dtype:
+    """The dtype that values of an element type are calculated in."""
+    whole = {Element.INT: torch.int64, Element.BOOL: torch.bool}
+    return whole.get(element, floats)
 
 
 def shape_of(kind: Kind, shape: tuple[int, int]) -> tuple[int, ...]:
@@ -137,10 +148,11 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def rounded_to(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float64 after a trip through ``dtype``; to eight bits by way of float32, as on a GPU."""
+    """The value after a trip through ``dtype``; to eight bits by way of float32, as on a GPU."""
+    own = value.dtype
     if dtype.itemsize == 1 and dtype.is_floating_point:
         value = value.to(torch.float32)
-    return value.to(dtype).to(torch.float64)
+    return value.to(dtype).to(own)
 
 
 class _Round(torch.autograd.Function):

@@ -71,8 +71,9 @@ MAY_IMPORT = {
     "testing": "errors",
     "pytest_plugin": "",
     "mutate": "errors testing",
+    "bench": "__init__ errors spec ir interpret lower traffic",
     "commands": "__init__ errors spec load build output expr ir formulas lower mutate verify "
-    "schedule cost traffic explain explain_page gallery latex",
+    "schedule cost traffic explain explain_page gallery latex bench",
     "cli": "__init__ errors paths spec schema load build output commands",
     "__main__": "cli",
 }
@@ -87,6 +88,7 @@ MAY_IMPORT_PACKAGES = {
     "cli": "click",
     "testing": "torch triton numpy pytest",
     "mutate": "torch pytest",
+    "bench": "torch triton matplotlib liger_kernel quack",
     "pytest_plugin": "torch",
 }
 

@@ -1,0 +1,69 @@
+"""Fills the caches of compiled kernels on disk, with several processes at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING
+
+from kgen.bench.cells import Cell
+
+if TYPE_CHECKING:
+    from kgen.bench.runner import Bench
+
+_bench: Bench | None = None
+
+
+def warm_up(
+    bench: Bench, cells: Sequence[Cell], jobs: int, until: float, done: Callable[[], object]
+) -> int:
+    """Run every provider of every cell once, in ``jobs`` processes; how many cells were run.
+
+    ``until`` is when to stop by ``time.monotonic``, and ``done`` is called after each cell.
+    """
+    finished, waiting = 0, list(reversed(cells))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(bench.fresh(),))
+    running: set[Future[None]] = set()
+    try:
+        while waiting or running:
+            while waiting and len(running) < 2 * jobs:
+                running.add(pool.submit(_run, waiting.pop()))
+            left = until - time.monotonic()
+            ended, running = wait(running, max(0.0, left), FIRST_COMPLETED)
+            if not ended:
+                break
+            for each in ended:
+                if isinstance(each.exception(), BrokenProcessPool):
+                    return finished
+                finished += 1
+                done()
+    finally:
+        for process in list((pool._processes or {}).values()) if running else ():
+            process.terminate()
+        pool.shutdown(wait=not running, cancel_futures=True)
+    return finished
+
+
+def _start(bench: Bench) -> None:
+    global _bench
+    _bench = bench
+    one_compiler()
+    import torch._inductor.config
+
+    # Choices among kernels are left to the process that has the GPU for itself.
+    torch._inductor.config.autotune_local_cache = False
+
+
+def one_compiler() -> None:
+    """Let torch.compile start no processes of its own."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+def _run(cell: Cell) -> None:
+    assert _bench is not None
+    _bench.once(cell)
