@@ -73,12 +73,12 @@ def _reload(writer: _Writer, kernel: Kernel) -> None:
     writer.load_all(Kind.PER_ROW)
     for definition in kernel.before:
         writer.row_statement(definition)
-    for number, walk_ in enumerate(kernel.walks):
+    for place, walk_ in enumerate(kernel.walks):
         writer.forget_chunk()
         writer.gap()
-        if number == 1:
+        if place == 1:
             writer.line("# Read again: the cache has the row, and registers would be short.")
-        writer.fetch(kernel.walks[number:])
+        writer.fetch(kernel.walks[place:])
         for definition in walk_.definitions:
             writer.statement(definition, stores=walk_.stores)
         writer.store_row_values(walk_)

@@ -76,7 +76,6 @@ class Kernel:
     may_lack: tuple[str, ...] = ()
     partition: Kind | None = None
 
-
     @property
     def is_grouped(self) -> bool:
         """Whether each program walks over a group of rows."""
@@ -321,9 +320,7 @@ def streaming(name: str, program: Program) -> Kernel:
     return Kernel(name, Form.STREAMING, program, before, _walks(program, merging))
 
 
-def _walks(
-    program: Program, merging: Merging, sums: tuple[Result, ...] = ()
-) -> tuple[Walk, ...]:
+def _walks(program: Program, merging: Merging, sums: tuple[Result, ...] = ()) -> tuple[Walk, ...]:
     """The walks over a row; ``sums`` over all rows are added to in the last."""
     levels = known_after(program, merging.beside)
     merged = {*merging.beside, *merging.beside.values()}

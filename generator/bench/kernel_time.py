@@ -39,7 +39,8 @@ class Clock:
     def rounds(self, calls: Sequence[Call], count: int, apart: int = 0) -> list[list[list[Ran]]]:
         """For each call what it ran in each of ``count`` rounds, after a round that is not counted.
 
-        ``apart`` is how many bytes are moved between two calls that share tensors. Raises ``MeasureError`` where the profile does not fit the calls, and what a call raises.
+        ``apart`` is how many bytes are moved between two calls that share tensors. Raises
+        ``MeasureError`` where the profile does not fit the calls, and what a call raises.
         """
         turns = [call for _ in range(count + 1) for call in calls]
         runs = cut(self._profile(turns, apart), NAME, len(turns))

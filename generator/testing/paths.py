@@ -107,7 +107,9 @@ def wrong_path(expected: str, calls: Counter[str]) -> str | None:
 
 def schedule_calls(prefix: str, calls: Counter[str]) -> set[str]:
     """The schedules of a pass (``"forward"``, ``"backward"``) among the calls."""
-    names = {f"{prefix}.{name}" for name in ("resident", "reload", "streaming", "split", "reference")}
+    names = {
+        f"{prefix}.{name}" for name in ("resident", "reload", "streaming", "split", "reference")
+    }
     return names & {name for name, count in calls.items() if count}
 
 
