@@ -44,6 +44,11 @@ GROUP_TILES = (
 )
 
 
+FEW_TILES = 16
+"""So few tiles of rows are one group: to walk them takes less time than to launch a kernel that
+adds up what several groups have left."""
+
+
 @dataclass(frozen=True, slots=True)
 class TileRule:
     """What the wrapper's plans are made of: a table for rows kept whole, and the chunks."""
