@@ -44,7 +44,7 @@ GROUP_TILES = (
 )
 
 
-FEW_TILES = 16
+FEW_TILES = 32
 """So few tiles of rows are one group: to walk them takes less time than to launch a kernel that
 adds up what several groups have left."""
 

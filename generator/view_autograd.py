@@ -24,7 +24,13 @@ from kgen.spec import (
     differentiable_outputs,
     gradient_name,
 )
-from kgen.view_pass import belongs_to, may_lack, read_by, tensor_parameters
+from kgen.view_pass import (
+    belongs_to,
+    may_lack,
+    read_by,
+    takes_dtype,
+    tensor_parameters,
+)
 from kgen.view_words import dtype_of, join, lines, tensor_type, tuple_of, unpacked
 
 _KEPT = (Role.INPUT, Role.SAVED, Role.OUTPUT)
@@ -189,7 +195,7 @@ class _Autograd:
         return [tensors.get(v.name, v.name) for v in self.as_edges(self.kept)]
 
     def first_context(self) -> str:
-        text = ["ctx.call = call", *self._dtypes(self.first)]
+        text = ["ctx.call, ctx.are_hooked = call, are_hooked()", *self._dtypes(self.first)]
         text += [f"ctx.{name} = {name}" for name in self.params]
         for input_ in differentiable_inputs(self.spec):
             if input_.folds_columns:
@@ -251,6 +257,7 @@ class _Autograd:
         context = [
             f"ctx.{name} = forward_ctx.{name}" for name in ("call", *self._params_of(second))
         ]
+        context.append("ctx.are_hooked = forward_ctx.are_hooked or are_hooked()")
         context += self._dtypes(second)
         names = [gradient_name(result.name) for result in self.first.results]
         upstream = [v for v in read_by(second) if v.name in names]
@@ -304,6 +311,8 @@ class _Autograd:
         shown = self.edges if each is self.second else {}
         text = []
         for result in each.results:
+            if not takes_dtype(self.spec, each, result):
+                continue
             source = sources[result.name]
             dtype = dtype_of(shown.get(source, source), source in optional)
             text.append(f"ctx.{result.name}_dtype = {dtype}")

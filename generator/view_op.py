@@ -66,7 +66,7 @@ _LAYOUTS = {
 }
 _WITHOUT_COLUMNS = (Kind.PER_ROW, Kind.SCALAR)
 # What op.py takes from launch.py for a backward alone.
-_FOR_BACKWARD = ("UNKNOWN", "layout")
+_FOR_BACKWARD = ("UNKNOWN", "are_hooked", "layout")
 # When a call raises RuntimeError, by how many backwards the op has.
 _RUNTIME_ERRORS = (
     "for an input that requires a gradient",
@@ -399,7 +399,7 @@ class _Wrapper:
 
     def launch_names(self) -> str:
         """What op.py takes from launch.py."""
-        names = ["UNKNOWN", "Launch", "Launches", "facts", "layout", "remember"]
+        names = ["UNKNOWN", "Launch", "Launches", "are_hooked", "facts", "layout", "remember"]
         return join(names if self.plan.passes else [n for n in names if n not in _FOR_BACKWARD])
 
     def copies(self) -> str:

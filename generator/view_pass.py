@@ -38,6 +38,7 @@ class PassView:
     sums: tuple[str, ...]
     parameters: str
     key: str
+    key_of_saved: str
     copies: str
     allocations: str
     empty: str
@@ -75,6 +76,7 @@ def pass_view(plan: OpSchedule, each: Pass, rule: TileRule, arguments: Sequence[
         sums=sums,
         parameters=tensor_parameters(plan.row_op.spec, read_by(each)),
         key=writer.key(),
+        key_of_saved=writer.key_of_saved(),
         copies=writer.copies(),
         allocations=writer.allocations(),
         empty=tuple_of([writer.zeros(name) if name in sums else name for name in names]),
@@ -108,6 +110,16 @@ def belongs_to(spec: Spec) -> dict[str, str]:
         **{gradient_name(name): name for name in (*inputs, *above)},
         **{second_gradient_name(name): name for name in inputs},
     }
+
+
+def takes_dtype(spec: Spec, each: Pass, result: Result) -> bool:
+    """Whether the dtype of a gradient has to be kept: what it is the gradient for is not read."""
+    source = belongs_to(spec)[result.name]
+    folded = {i.name for i in spec.inputs if i.folds_columns}
+    repeated = each.program.repeated
+    compared = {*repeated, *repeated.values()}
+    read = {variable.name for variable in read_by(each)} - folded
+    return source not in read or result.name in compared
 
 
 def may_lack(spec: Spec, variable: Variable) -> bool:
@@ -202,11 +214,14 @@ class _PassWriter:
 
     def key(self) -> str:
         """What the launches depend on."""
-        words = [
-            f"{'facts' if v.role is Role.UPSTREAM else 'layout'}({v.name})"
-            for v in read_by(self.each)
-        ]
-        return join(["needs", *words])
+        upstream = [v for v in read_by(self.each) if v.role is Role.UPSTREAM]
+        return join(["needs", *(f"layout({v.name})" for v in upstream)])
+
+    def key_of_saved(self) -> str:
+        """What they depend on too where saved tensors may come back as others."""
+        saved = [v for v in read_by(self.each) if v.role is not Role.UPSTREAM]
+        words = [f"layout({v.name})" for v in saved]
+        return join(words)
 
     def copies(self) -> str:
         """Gradients arrive in any strides."""
@@ -249,14 +264,15 @@ class _PassWriter:
         dtype = f"ctx.{name}_dtype"
         read = {v.name: v for v in read_by(self.each)}
         source = read.get(belongs_to(self.spec)[name])
-        if source is not None and not (input_ and input_.folds_columns):
+        is_folded = input_ is not None and input_.folds_columns
+        if source is not None and not is_folded:
             return empty_like(source.name)  # given, for it needs a gradient
         matrices = (v.name for v in read.values() if v.fills_matrix and not may_lack(self.spec, v))
         like = next(matrices, None)
         if like is not None and result.kind is Kind.MATRIX:
             return empty_like(like, dtype)
         shape = _SHAPES[result.kind] if input_ is None else _sum_shape(input_)
-        if input_ is not None and input_.folds_columns:
+        if is_folded:
             dtype = "call.compute"
         return f"torch.empty({shape}, dtype={dtype}, device=call.device)"
 

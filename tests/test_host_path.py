@@ -144,7 +144,7 @@ def test_what_is_worked_out_anew(
         (x, draw((32,), "odd address", torch.float32, device)),
         (x.clone().requires_grad_(), weight),
         (x, weight.clone().requires_grad_()),
-        (x, torch.nn.Parameter(weight)),
+        (x.clone().requires_grad_(), torch.nn.Parameter(weight)),
     ]
     for count, arguments in enumerate(changes, 1):
         for eps in (1e-6, 0.5):

@@ -187,8 +187,8 @@ def test_the_classic_faults():
         "return dx, dweight, dbias, None, None -> return dx, dweight, None, dbias, None",
     ]
     assert changes("rmsnorm", "frozen-computed") == [
-        "needs[0] -> ctx.dx_dtype is not None",
-        "needs[1] -> ctx.dweight_dtype is not None",
+        "needs[0] -> x is not None",
+        "needs[1] -> weight is not None",
     ]
 
 

@@ -24,7 +24,7 @@ from .kernels import (
     add_layernorm_forward_streaming,
     add_layernorm_sum_groups,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -38,7 +38,7 @@ MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
-FEW_TILES = 16
+FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are walked in chunks.
 FORWARD_RESIDENT_WORDS = 16384
@@ -209,10 +209,9 @@ class _AddLayerNormFunction(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         y, h, mu, rstd = _forward(call, x, residual, weight, bias, eps)
         ctx.save_for_backward(weight, mu, rstd, h)
-        ctx.call = call
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.dx_dtype = x.dtype
         ctx.dresidual_dtype = residual.dtype
-        ctx.dweight_dtype = None if weight is None else weight.dtype
         ctx.dbias_dtype = None if bias is None else bias.dtype
         ctx.set_materialize_grads(False)
         return y, h
@@ -347,7 +346,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(weight), layout(mu), layout(rstd), layout(h), facts(dy), facts(dh))
+    key = (needs, layout(dy), layout(dh))
+    if ctx.are_hooked:
+        key = (*key, layout(weight), layout(mu), layout(rstd), layout(h))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if dy is not None and _row_stride(dy) is None:

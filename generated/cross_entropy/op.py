@@ -21,7 +21,7 @@ from .kernels import (
     cross_entropy_forward_resident,
     cross_entropy_forward_streaming,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -195,8 +195,7 @@ class _CrossEntropyFunction(torch.autograd.Function):
             call, x, target, ignore_index, label_smoothing, z_loss, softcap
         )
         ctx.save_for_backward(x, target, m, others, s, lse)
-        ctx.call = call
-        ctx.dx_dtype = x.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.ignore_index = ignore_index
         ctx.label_smoothing = label_smoothing
         ctx.z_loss = z_loss
@@ -345,17 +344,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (
-        needs,
-        layout(x),
-        layout(target),
-        layout(m),
-        layout(others),
-        layout(s),
-        layout(lse),
-        facts(dloss),
-        facts(dlse),
-    )
+    key = (needs, layout(dloss), layout(dlse))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(target), layout(m), layout(others), layout(s), layout(lse))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if dloss is not None and _row_stride(dloss, has_columns=False) is None:

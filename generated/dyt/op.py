@@ -20,7 +20,7 @@ from .kernels import (
     dyt_forward_streaming,
     dyt_sum_groups,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -34,7 +34,7 @@ MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
-FEW_TILES = 16
+FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are walked in chunks.
 FORWARD_RESIDENT_WORDS = 32768
@@ -157,10 +157,8 @@ class _DytFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         (y,) = _forward(call, x, alpha, weight, bias)
         ctx.save_for_backward(x, alpha, weight)
-        ctx.call = call
-        ctx.dx_dtype = x.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.dalpha_dtype = alpha.dtype
-        ctx.dweight_dtype = None if weight is None else weight.dtype
         ctx.dbias_dtype = None if bias is None else bias.dtype
         ctx.alpha_shape = alpha.shape
         return y
@@ -280,7 +278,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(x), layout(alpha), layout(weight), facts(dy))
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(alpha), layout(weight))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if _row_stride(dy) is None:

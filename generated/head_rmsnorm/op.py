@@ -24,7 +24,7 @@ from .kernels import (
     head_rmsnorm_forward_streaming,
     head_rmsnorm_sum_groups,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -38,7 +38,7 @@ MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
-FEW_TILES = 16
+FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are walked in chunks.
 FORWARD_RESIDENT_WORDS = 16384
@@ -148,9 +148,7 @@ class _HeadRmsnormFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         y, rstd = _forward(call, x, weight, eps)
         ctx.save_for_backward(x, weight, rstd)
-        ctx.call = call
-        ctx.dx_dtype = x.dtype
-        ctx.dweight_dtype = None if weight is None else weight.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         return y
 
     @staticmethod
@@ -272,7 +270,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(x), layout(weight), layout(rstd), facts(dy))
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(weight), layout(rstd))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if _row_stride(dy) is None:

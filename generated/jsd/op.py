@@ -20,7 +20,7 @@ from .kernels import (
     jsd_forward_resident,
     jsd_forward_streaming,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -147,8 +147,7 @@ class _JsdFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         (loss,) = _forward(call, x, target, beta)
         ctx.save_for_backward(x, target)
-        ctx.call = call
-        ctx.dx_dtype = x.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.beta = beta
         return loss
 
@@ -265,7 +264,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(x), layout(target), facts(dloss))
+    key = (needs, layout(dloss))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(target))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if _row_stride(dloss, has_columns=False) is None:

@@ -19,7 +19,7 @@ from .kernels import (
     kl_div_forward_resident,
     kl_div_forward_streaming,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -135,7 +135,7 @@ class _KlDivFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         (loss,) = _forward(call, x, target)
         ctx.save_for_backward(target)
-        ctx.call = call
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.dx_dtype = x.dtype
         return loss
 
@@ -253,7 +253,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(target), facts(dloss))
+    key = (needs, layout(dloss))
+    if ctx.are_hooked:
+        key = (*key, layout(target))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if _row_stride(dloss, has_columns=False) is None:

@@ -21,7 +21,7 @@ from .kernels import (
     l2norm_forward_resident,
     l2norm_forward_streaming,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -127,8 +127,7 @@ class _L2normFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         y, length, r = _forward(call, x, eps)
         ctx.save_for_backward(x, length, r)
-        ctx.call = call
-        ctx.dx_dtype = x.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.eps = eps
         return y
 
@@ -248,7 +247,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(x), layout(length), layout(r), facts(dy))
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(length), layout(r))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if _row_stride(dy) is None:

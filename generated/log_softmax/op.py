@@ -19,7 +19,7 @@ from .kernels import (
     log_softmax_forward_resident,
     log_softmax_forward_streaming,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -121,8 +121,7 @@ class _LogSoftmaxFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         y, m, s = _forward(call, x)
         ctx.save_for_backward(x, m, s)
-        ctx.call = call
-        ctx.dx_dtype = x.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         return y
 
     @staticmethod
@@ -240,7 +239,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(x), layout(m), layout(s), facts(dy))
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(m), layout(s))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if _row_stride(dy) is None:

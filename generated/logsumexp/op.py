@@ -18,7 +18,7 @@ from .kernels import (
     logsumexp_forward_resident,
     logsumexp_forward_streaming,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -121,8 +121,7 @@ class _LogsumexpFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         lse, m, s = _forward(call, x)
         ctx.save_for_backward(x, m, s, lse)
-        ctx.call = call
-        ctx.dx_dtype = x.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         return lse
 
     @staticmethod
@@ -241,7 +240,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(x), layout(m), layout(s), layout(lse), facts(dlse))
+    key = (needs, layout(dlse))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(m), layout(s), layout(lse))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if _row_stride(dlse, has_columns=False) is None:

@@ -20,7 +20,7 @@ from .kernels import (
     masked_softmax_forward_resident,
     masked_softmax_forward_streaming,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -137,7 +137,7 @@ class _MaskedSoftmaxFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         (y,) = _forward(call, x, keep, scale)
         ctx.save_for_backward(y)
-        ctx.call = call
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.dx_dtype = x.dtype
         ctx.scale = scale
         return y
@@ -254,7 +254,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(y), facts(dy))
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(y))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if _row_stride(dy) is None:

@@ -21,6 +21,7 @@ IS_KNOWN = triton.__version__.split(".")[:2] in (["3", "6"], ["3", "7"]) and not
 HOOKS = triton.knobs.runtime
 current_device = getattr(torch._C, "_cuda_getDevice", None)
 stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def facts(tensor: Any) -> object:
@@ -30,7 +31,6 @@ def facts(tensor: Any) -> object:
         return None if tensor is None else UNKNOWN
     try:
         return (
-            kind,
             tensor.shape,
             tensor.stride(),
             tensor.dtype,
@@ -43,11 +43,20 @@ def facts(tensor: Any) -> object:
         return UNKNOWN
 
 
-def layout(tensor: torch.Tensor | None) -> object:
-    """What kernels can depend on of a tensor that forward has saved."""
-    if tensor is None:
-        return None
-    return tensor.dtype, tensor.stride(), tensor.data_ptr() % 16
+def layout(tensor: Any) -> object:
+    """What kernels can depend on of a tensor whose shape and device are those of another."""
+    kind: object = type(tensor)
+    if not (kind is torch.Tensor or kind is torch.nn.Parameter):
+        return None if tensor is None else UNKNOWN
+    try:
+        return tensor.dtype, tensor.stride(), tensor.is_neg(), tensor.data_ptr() % 16
+    except RuntimeError:
+        return UNKNOWN
+
+
+def are_hooked() -> bool:
+    """Whether saved tensors may come back as others: ``torch.autograd.graph`` can hook them."""
+    return top_hooks is None or top_hooks(False) is not None
 
 
 def remember(remembered: dict[Any, Value], key: tuple[object, ...], value: Value) -> Value:

@@ -20,7 +20,7 @@ from .kernels import (
     softcapped_softmax_forward_resident,
     softcapped_softmax_forward_streaming,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -128,8 +128,7 @@ class _SoftcappedSoftmaxFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         (y,) = _forward(call, x, cap)
         ctx.save_for_backward(x, y)
-        ctx.call = call
-        ctx.dx_dtype = x.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.cap = cap
         return y
 
@@ -242,7 +241,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(x), layout(y), facts(dy))
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(y))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if _row_stride(dy) is None:

@@ -19,7 +19,7 @@ from .kernels import (
     swiglu_forward_resident,
     swiglu_forward_streaming,
 )
-from .launch import UNKNOWN, Launch, Launches, facts, layout, remember
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -129,9 +129,7 @@ class _SwigluFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         (y,) = _forward(call, gate, up)
         ctx.save_for_backward(gate, up)
-        ctx.call = call
-        ctx.dgate_dtype = gate.dtype
-        ctx.dup_dtype = up.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         return y
 
     @staticmethod
@@ -246,7 +244,9 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(gate), layout(up), facts(dy))
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(gate), layout(up))
     launches = call.backward.get(key)
     if launches is None and call.n_rows > 0:
         if _row_stride(dy) is None:

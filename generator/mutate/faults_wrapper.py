@@ -60,8 +60,8 @@ def _gradient_for_wrong_argument(op: OpText) -> Iterator[Site]:
 )
 def _frozen_computed(op: OpText) -> Iterator[Site]:
     for found in _needs(op):
-        for test, dtype in found if len(found) > 1 else ():  # the only one is needed always
-            yield site(op.wrapper, test, f"{dtype} is not None")
+        for test, like in found if len(found) > 1 else ():  # the only one is needed always
+            yield site(op.wrapper, test, f"{like} is not None")
 
 
 @kind(
@@ -79,7 +79,7 @@ def _wrong_need(op: OpText) -> Iterator[Site]:
 
 
 def _needs(op: OpText) -> Iterator[list[tuple[ast.expr, str]]]:
-    """The conditions ``needs[0]`` of each function, with their gradients' dtypes."""
+    """The conditions ``needs[0]`` of each function, with what is there whether needed or not."""
     for function in op.wrapper.functions.values():
         found = []
         for statement in statements(function.body):
@@ -87,12 +87,12 @@ def _needs(op: OpText) -> Iterator[list[tuple[ast.expr, str]]]:
                 continue
             if not ast.unparse(statement.test).startswith("needs["):
                 continue
-            names = [
-                ast.unparse(node.targets[0])
-                for node in statement.body
-                if isinstance(node, ast.Assign)
+            likes = [
+                ast.unparse(node.args[0])
+                for node in ast.walk(statement)
+                if isinstance(node, ast.Call) and called(node).startswith("torch.empty")
             ]
-            found += [(statement.test, f"ctx.{name}_dtype") for name in names[-1:]]
+            found += [(statement.test, like) for like in likes[:1]]
         yield found
 
 
