@@ -41,6 +41,7 @@ def _drafts(spec: Spec) -> dict[str, str]:
     return {
         f"{folder}/__init__.py": render("init.py.jinja", view=init_view(plan)),
         f"{folder}/kernels.py": render("kernels.py.jinja", view=kernels_view(plan)),
+        f"{folder}/launch.py": render("launch.py.jinja", view=init_view(plan)),
         f"{folder}/op.py": render("op.py.jinja", view=op_view(plan)),
         f"{folder}/test_{spec.op}.py": render("test_op.py.jinja", view=test_view(plan)),
     }

@@ -16,10 +16,10 @@ from kgen.spec import Spec
 from kgen.traffic import (
     Setting,
     Traffic,
+    boundaries,
     directions,
     launch,
     least_bytes,
-    boundaries,
     saved_bytes,
     traffic,
 )

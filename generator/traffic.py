@@ -13,7 +13,7 @@ from kgen.cost import walks
 from kgen.ir import Program, Result, Role, names_in
 from kgen.schedule import Form, Kernel, OpSchedule
 from kgen.spec import COMPUTE, Element, Kind, Spec, gradient_name, second_gradient_name
-from kgen.tiles import Tile, tile_rule
+from kgen.tiles import FEW_TILES, Tile, tile_rule
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -184,7 +184,8 @@ def traffic(plan: OpSchedule, direction: str, setting: Setting) -> Traffic:
     moves: list[Move] = []
     for kernel in chosen.kernels:
         moves += _moves(kernel, dtypes, groups, setting)
-    for name in sums:
+    scratch = sums if groups > 1 else ()
+    for name in scratch:
         size = groups * setting.columns * setting.compute_bytes
         moves.append(Move(name, Kind.PER_COLUMN, setting.compute, size, 1, False))
         size = setting.columns * DTYPE_BYTES[dtypes[name]]
@@ -193,7 +194,7 @@ def traffic(plan: OpSchedule, direction: str, setting: Setting) -> Traffic:
         chosen,
         tuple(moves),
         groups,
-        len(sums) * groups * setting.columns * setting.compute_bytes,
+        len(scratch) * groups * setting.columns * setting.compute_bytes,
         len(statistics) * setting.rows * setting.compute_bytes,
     )
 
@@ -232,6 +233,8 @@ def _program(plan: OpSchedule, direction: str) -> Program:
 def _groups(chosen: Launch, sums: int, spec: Spec, setting: Setting) -> int:
     """As the wrapper: what fills the device, fits the scratch, and has rows to walk."""
     tile = chosen.tile
+    if setting.rows <= FEW_TILES * tile.rows:
+        return 1
     column_tiles = -(-setting.columns // chosen.block)
     filling = tile.programs * setting.processors // column_tiles
     one_group = setting.columns * sums * setting.compute_bytes
@@ -255,7 +258,7 @@ def _moves(
         yield Move(name, kind, dtype, size, times, False)
     for result in _stored(kernel.program, dtypes):
         is_sum = result.kind is Kind.PER_COLUMN
-        is_computed = is_sum or result.role in _COMPUTED
+        is_computed = (is_sum and groups > 1) or result.role in _COMPUTED
         dtype = setting.compute if is_computed else dtypes[result.name]
         count = setting.values(result.kind) * (groups if is_sum else 1)
         yield Move(result.tensor, result.kind, dtype, count * DTYPE_BYTES[dtype], 1, True)

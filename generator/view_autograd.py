@@ -16,8 +16,21 @@ from dataclasses import dataclass, replace
 from kgen.ir import Role, Variable
 from kgen.lower import input_variables
 from kgen.schedule import OpSchedule, Pass
-from kgen.spec import Element, Spec, differentiable_inputs, differentiable_outputs, gradient_name
-from kgen.view_pass import belongs_to, may_lack, read_by, tensor_parameters
+from kgen.spec import (
+    Element,
+    Param,
+    Spec,
+    differentiable_inputs,
+    differentiable_outputs,
+    gradient_name,
+)
+from kgen.view_pass import (
+    belongs_to,
+    may_lack,
+    read_by,
+    takes_dtype,
+    tensor_parameters,
+)
 from kgen.view_words import dtype_of, join, lines, tensor_type, tuple_of, unpacked
 
 _KEPT = (Role.INPUT, Role.SAVED, Role.OUTPUT)
@@ -68,7 +81,7 @@ def autograd_view(plan: OpSchedule, class_name: str) -> AutogradView | None:
         )
     return AutogradView(
         name=f"_{class_name}Function",
-        arguments=join([*first_arguments(plan.row_op.spec), *writer.edge_calls()]),
+        arguments=join([*first_arguments(plan.row_op.spec), *writer.edge_calls(), "call"]),
         edge_parameters=writer.edge_parameters(),
         saved_tensors=join(writer.saved_tensors()),
         context=writer.first_context(),
@@ -80,8 +93,13 @@ def autograd_view(plan: OpSchedule, class_name: str) -> AutogradView | None:
 
 
 def first_arguments(spec: Spec) -> list[str]:
-    """What the first autograd function takes, by position."""
-    return [*(i.name for i in spec.inputs), *(p.name for p in spec.params)]
+    """What the first autograd function takes, by position, before edges and what is planned."""
+    return [*(i.name for i in spec.inputs), *(p.name for p in runtime_params(spec))]
+
+
+def runtime_params(spec: Spec) -> list[Param]:
+    """The params that kernels are given; the others are compiled into them."""
+    return [p for p in spec.params if p.element is not Element.BOOL]
 
 
 def arguments_before(plan: OpSchedule, each: Pass) -> list[str]:
@@ -90,7 +108,7 @@ def arguments_before(plan: OpSchedule, each: Pass) -> list[str]:
     The second function takes the context of the first, and tensors.
     """
     if each is plan.passes[0]:
-        return [*first_arguments(plan.row_op.spec), *_edges(plan).values()]
+        return [*first_arguments(plan.row_op.spec), *_edges(plan).values(), "call"]
     return ["forward_ctx", *(v.name for v in _second_tensors(plan))]
 
 
@@ -147,7 +165,7 @@ class _Autograd:
         self.edges = _edges(plan)
         self.params = [
             p.name
-            for p in self.spec.params
+            for p in runtime_params(self.spec)
             if any(each.program.variable(p.name) for each in plan.passes)
         ]
 
@@ -177,11 +195,7 @@ class _Autograd:
         return [tensors.get(v.name, v.name) for v in self.as_edges(self.kept)]
 
     def first_context(self) -> str:
-        first = self.spec.inputs[0].name
-        text = [f"ctx.shape, ctx.device = {first}.shape, {first}.device"]
-        text += self._dtypes(self.first)
-        floats = join(i.name for i in self.spec.inputs if i.element is Element.FLOAT)
-        text.append(f"ctx.compute = _compute_dtype({floats})")
+        text = ["ctx.call, ctx.are_hooked = call, are_hooked()", *self._dtypes(self.first)]
         text += [f"ctx.{name} = {name}" for name in self.params]
         for input_ in differentiable_inputs(self.spec):
             if input_.folds_columns:
@@ -241,9 +255,9 @@ class _Autograd:
     def second_view(self, second: Pass) -> SecondView:
         kept = self.as_edges(self._second_kept(second))
         context = [
-            f"ctx.{name} = forward_ctx.{name}"
-            for name in ("shape", "device", "compute", *self._params_of(second))
+            f"ctx.{name} = forward_ctx.{name}" for name in ("call", *self._params_of(second))
         ]
+        context.append("ctx.are_hooked = forward_ctx.are_hooked or are_hooked()")
         context += self._dtypes(second)
         names = [gradient_name(result.name) for result in self.first.results]
         upstream = [v for v in read_by(second) if v.name in names]
@@ -297,6 +311,8 @@ class _Autograd:
         shown = self.edges if each is self.second else {}
         text = []
         for result in each.results:
+            if not takes_dtype(self.spec, each, result):
+                continue
             source = sources[result.name]
             dtype = dtype_of(shown.get(source, source), source in optional)
             text.append(f"ctx.{result.name}_dtype = {dtype}")
@@ -310,12 +326,15 @@ class _Autograd:
 
     def _last(self, each: Pass, sources: Sequence[Variable]) -> list[str]:
         """The launch of the last pass, whose gradients cannot be differentiated again."""
+        launched = f"gradients = _{each.name}(ctx, {join(v.name for v in read_by(each))})"
         return [
-            "with torch.no_grad():",
-            f"    gradients = _{each.name}(ctx, {join(v.name for v in read_by(each))})",
             "# Autograd runs backward with gradients enabled only under create_graph=True.",
             "if torch.is_grad_enabled():",
+            "    with torch.no_grad():",
+            f"        {launched}",
             f"    gradients = _once(gradients, {join(v.name for v in sources)})",
+            "else:",
+            f"    {launched}",
         ]
 
 

@@ -9,20 +9,37 @@ from kgen.check import reference_names
 from kgen.ir import Role, seeds_in
 from kgen.schedule import OpSchedule
 from kgen.spec import COMPUTE, Element, Input, Kind, Output, Param, Spec, is_batched
-from kgen.tiles import tile_rule
-from kgen.view import header
-from kgen.view_autograd import AutogradView, arguments_before, autograd_view, first_arguments
+from kgen.tiles import FEW_TILES, tile_rule
+from kgen.view import header, strided
+from kgen.view_autograd import (
+    AutogradView,
+    arguments_before,
+    autograd_view,
+    first_arguments,
+    runtime_params,
+)
 from kgen.view_module import ModuleView, module_view
 from kgen.view_pass import (
     PassView,
-    kernel_arguments,
     kernel_choice,
+    kernel_numbers,
+    kernel_params,
+    kernel_tensors,
     pass_view,
     plan_constants,
     plan_text,
     tiles_text,
 )
-from kgen.view_words import annotated, annotated_param, given, join, lines, row_stride, wrapped
+from kgen.view_words import (
+    annotated,
+    annotated_param,
+    empty_like,
+    given,
+    join,
+    lines,
+    row_stride,
+    wrapped,
+)
 
 _DTYPE_LISTS = {Element.FLOAT: "FLOATS", Element.INT: "INTS", Element.BOOL: "BOOLS"}
 _SHAPES = {
@@ -51,6 +68,8 @@ _LAYOUTS = {
     Kind.SCALAR: "its value must be stored without a pending negation",
 }
 _WITHOUT_COLUMNS = (Kind.PER_ROW, Kind.SCALAR)
+# What op.py takes from launch.py for a backward alone.
+_FOR_BACKWARD = ("UNKNOWN", "are_hooked", "layout")
 # When a call raises RuntimeError, by how many backwards the op has.
 _RUNTIME_ERRORS = (
     "for an input that requires a gradient",
@@ -88,6 +107,8 @@ class OpView:
     forward_constants: str
     forward_kernels: str
     forward_plan: str
+    few_tiles: int
+    launch_names: str
     forward_tiles: str
     first: str
     returns: str
@@ -96,8 +117,16 @@ class OpView:
     reference: str
     argument_docs: str
     return_docs: str
+    param_checks: str
+    key: str
     checks: str
     inputs: str
+    call_again: str
+    call_arguments: str
+    call_parameters: str
+    flags: str
+    plan_arguments: str
+    plan_parameters: str
     arguments: str
     float_inputs: str
     copies: str
@@ -109,12 +138,12 @@ class OpView:
     forward_results: str
     outputs_alone: str
     forward_returns: str
-    save_false: str
-    save_parameter: str
     save_doc: str
     launch_parameters: str
     forward_allocations: str
-    forward_arguments: str
+    forward_tensors: str
+    forward_params: str
+    forward_numbers: str
     autograd: AutogradView | None
     passes: tuple[PassView, ...]
     module: ModuleView | None
@@ -181,6 +210,8 @@ def op_view(plan: OpSchedule) -> OpView:
         forward_kernels=kernel_choice(f"{spec.op}_forward", forward, True),
         forward_plan=plan_text("forward", forward, False),
         forward_tiles=tiles_text(forward.whole, False),
+        few_tiles=FEW_TILES,
+        launch_names=writer.launch_names(),
         first=writer.first,
         returns=writer.returns(),
         parameters=writer.parameters(),
@@ -188,8 +219,23 @@ def op_view(plan: OpSchedule) -> OpView:
         reference=spec.reference.strip("\n"),
         argument_docs=writer.argument_docs(),
         return_docs=writer.return_docs(),
+        param_checks=lines(_param_check(p) for p in spec.params),
+        key=writer.key(),
         checks=writer.checks(),
         inputs=join(i.name for i in spec.inputs),
+        call_again=join(
+            [*(i.name for i in spec.inputs), *(f"{p.name}={p.name}" for p in spec.params)]
+        ),
+        call_arguments=join([*(i.name for i in spec.inputs), *writer.flags]),
+        call_parameters=lines(
+            [
+                *(f"{annotated(i)}," for i in spec.inputs),
+                *(f"{name}: bool," for name in writer.flags),
+            ]
+        ),
+        flags=lines(f"self.{name} = {name}" for name in writer.flags),
+        plan_arguments=join(i.name for i in writer.read_by_plan()),
+        plan_parameters=lines(f"{annotated(i)}," for i in writer.read_by_plan()),
         arguments=join(first_arguments(spec)),
         float_inputs=writer.floats(),
         copies=writer.copies(),
@@ -201,12 +247,12 @@ def op_view(plan: OpSchedule) -> OpView:
         forward_results=writer.forward_results(),
         outputs_alone=writer.outputs_alone(),
         forward_returns=writer.forward_returns(),
-        save_false=", save=False" if has_backward else "",
-        save_parameter="save: bool," if has_backward else "",
-        save_doc="; with ``save``, keeps what backward needs" if has_backward else "",
+        save_doc="; keeps what a backward will need" if has_backward else "",
         launch_parameters=writer.launch_parameters(),
         forward_allocations=writer.forward_allocations(),
-        forward_arguments=kernel_arguments(plan.forward[0]),
+        forward_tensors=f"({kernel_tensors(plan.forward[0])})",
+        forward_params=kernel_params(plan.forward[0]),
+        forward_numbers=kernel_numbers(plan.forward[0]),
         autograd=autograd_view(plan, class_name),
         passes=passes,
         module=module_view(spec),
@@ -221,6 +267,7 @@ class _Wrapper:
         self.spec: Spec = plan.row_op.spec
         self.first = self.spec.inputs[0].name
         self.has_sums = any(each.column_sums for each in plan.passes)
+        self.flags = [p.name for p in self.spec.params if p.element is Element.BOOL]
         forward = plan.row_op.forward
         self.saved_names = [r.tensor for r in forward.results if r.role is Role.SAVED]
 
@@ -228,13 +275,14 @@ class _Wrapper:
 
     def standard_imports(self) -> str:
         text = ["from collections import Counter"]
-        text.append("from contextlib import AbstractContextManager, nullcontext")
         if self.has_sums:
             text.append("from functools import cache")
-        text.append("from typing import Any, Literal, NamedTuple")
+        names = ["Any"] * bool(self.plan.passes) + ["Literal", "NamedTuple"]
+        text.append(f"from typing import {join(names)}")
         if any(p.element is Element.FLOAT for p in self.spec.params):
             text.insert(0, "import sys")
-        if re.search(r"\bmath\.", self.spec.reference + self.checks()):
+        checks = lines(_param_check(p) for p in self.spec.params)
+        if re.search(r"\bmath\.", self.spec.reference + checks):
             text.insert(0, "import math")
         return lines(text)
 
@@ -261,7 +309,8 @@ class _Wrapper:
 
     def launch_parameters(self) -> str:
         tensors = [f"{annotated(i)}," for i in self.spec.inputs]
-        return lines([*tensors, *(f"{p.name}: {p.element.value}," for p in self.spec.params)])
+        params = [f"{p.name}: {p.element.value}," for p in runtime_params(self.spec)]
+        return lines([*tensors, *params])
 
     def argument_docs(self) -> str:
         text = []
@@ -328,8 +377,30 @@ class _Wrapper:
                 text += checks
             else:
                 text += [f"if {name} is not None:", *(f"    {check}" for check in checks)]
-        text += [_param_check(p) for p in self.spec.params]
         return lines(text)
+
+    def key(self) -> str:
+        """What checks, plans and kernels depend on; of most params not the values."""
+        words = [f"facts({i.name})" for i in self.spec.inputs]
+        seeds = seeds_in(self.plan.row_op.forward)
+        for param in self.spec.params:
+            if param.element is Element.BOOL:
+                words.append(param.name)
+            elif param.element is Element.INT and param.name not in seeds:
+                words.append(f"-(2**31) <= {param.name} < 2**31")
+        return join([*words, "torch.is_grad_enabled()"])
+
+    def read_by_plan(self) -> list[Input]:
+        """The inputs whose strides and shapes kernels are given."""
+        program = self.plan.forward[0].program
+        names = {v.name for v in strided(program)}
+        names |= {v.name for v in program.variables if v.sharing and v.sharing.columns}
+        return [i for i in self.spec.inputs if i.name in names]
+
+    def launch_names(self) -> str:
+        """What op.py takes from launch.py."""
+        names = ["UNKNOWN", "Launch", "Launches", "are_hooked", "facts", "layout", "remember"]
+        return join(names if self.plan.passes else [n for n in names if n not in _FOR_BACKWARD])
 
     def copies(self) -> str:
         text = []
@@ -345,7 +416,8 @@ class _Wrapper:
     def reference_call(self) -> str:
         """The reference, in the dtypes that the kernels would have given."""
         outputs = self.spec.outputs
-        call = f"{self.spec.op}_reference({join(first_arguments(self.spec))})"
+        arguments = [*(i.name for i in self.spec.inputs), *(p.name for p in self.spec.params)]
+        call = f"{self.spec.op}_reference({join(arguments)})"
         text = []
         if any(o.dtype == COMPUTE for o in outputs):
             text.append(f"compute = _compute_dtype({self.floats()})")
@@ -390,15 +462,23 @@ class _Wrapper:
     def forward_allocations(self) -> str:
         text = [self._output_allocation(output) for output in self.spec.outputs]
         for name in self.saved_names:
-            empty = f"torch.empty(n_rows, dtype=compute, device={self.first}.device)"
-            text.append(f"{name} = {empty} if save else None")
+            empty = "torch.empty(call.n_rows, dtype=call.compute, device=call.device)"
+            text += [f"{name} = None", "if call.is_differentiated:", f"    {name} = {empty}"]
         return lines(text)
 
     def _output_allocation(self, output: Output) -> str:
         kind = self.plan.row_op.output_kind(output)
-        shape = _SHAPES[kind].format(x=self.first)
-        rest = f"dtype={self._dtype(output)}, device={self.first}.device"
-        return f"{output.name} = torch.empty({shape}, {rest})"
+        dtype = "call.compute" if output.dtype == COMPUTE else self._dtype(output)
+        if kind is Kind.MATRIX:
+            like = self._like(output)
+            return f"{output.name} = {empty_like(like, '' if dtype == f'{like}.dtype' else dtype)}"
+        shape = _SHAPES[kind].format(x="call")
+        return f"{output.name} = torch.empty({shape}, dtype={dtype}, device=call.device)"
+
+    def _like(self, output: Output) -> str:
+        """An input of an output's shape, and of its dtype if there is one."""
+        inputs = (i for i in self.spec.inputs if i.kind is Kind.MATRIX and i.absent is None)
+        return next((i.name for i in inputs if i.name == output.dtype), self.first)
 
 
 def _takes(param: Param) -> str:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kgen.ir import Role, Variable
+from kgen.ir import Result, Role, Variable
 from kgen.schedule import Kernel, OpSchedule, Pass
 from kgen.spec import Element, Input, Kind, Spec, gradient_name, second_gradient_name
 from kgen.tiles import Tile, Tiles
 from kgen.view import extents, pointers, strided
-from kgen.view_words import given, join, lines, row_stride, tensor_type, tuple_of
+from kgen.view_words import empty_like, given, join, lines, row_stride, tensor_type, tuple_of
 
-_SHAPES = {Kind.MATRIX: "ctx.shape", Kind.PER_ROW: "ctx.shape[:-1]", Kind.PER_COLUMN: "n_columns"}
-_SUM_SHAPES = {
-    Kind.PER_BATCH: "ctx.shape[:-2] + ctx.shape[-1:]",
-    Kind.PER_PLACE: "ctx.shape[-2:]",
+_SHAPES = {
+    Kind.MATRIX: "call.shape",
+    Kind.PER_ROW: "call.shape[:-1]",
+    Kind.PER_COLUMN: "call.n_columns",
 }
-_PARTIAL = "(n_groups, n_columns), dtype=compute, device=device"
+_SUM_SHAPES = {
+    Kind.PER_BATCH: "call.shape[:-2] + call.shape[-1:]",
+    Kind.PER_PLACE: "call.shape[-2:]",
+}
+_PARTIAL = "(launches.n_groups, call.n_columns), dtype=call.compute, device=call.device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +36,35 @@ class PassView:
     plan: str
     sums: tuple[str, ...]
     parameters: str
-    layouts: str
+    key: str
+    key_of_saved: str
+    copies: str
     allocations: str
     empty: str
+    launches: str
     gradients: str
+    plan_arguments: str
+    plan_parameters: str
     n_sums: str
+    groups: str
     column_bytes: str
-    partials: str
     whole_kernel: str
     whole_kernels: str
-    resident_arguments: str
+    resident_numbers: str
     split_rows: str
-    split_columns_arguments: str
-    groups: str
+    split_columns_numbers: str
     sum_launches: str
-    folds: str
+    launches_of_sums: str
+    folds: bool
 
 
 def pass_view(plan: OpSchedule, each: Pass, tiles: Tiles, arguments: Sequence[str]) -> PassView:
     """The view of one pass; ``arguments`` are those that its gradients are for, by position."""
-    writer = _PassWriter(plan, each)
+    writer = _PassWriter(plan, each, arguments)
     sums = each.column_sums
     names = [result.name for result in each.program.results]
+    planned = writer.read_by_plan()
+    needs = ["needs: tuple[bool, ...],"] * bool(sums)
     return PassView(
         name=each.name,
         constant=each.name.upper(),
@@ -63,21 +74,26 @@ def pass_view(plan: OpSchedule, each: Pass, tiles: Tiles, arguments: Sequence[st
         plan=plan_text(each.name, tiles, bool(sums)),
         sums=sums,
         parameters=tensor_parameters(plan.row_op.spec, read_by(each)),
-        layouts=writer.layouts(),
-        allocations=writer.allocations(arguments),
+        key=writer.key(),
+        key_of_saved=writer.key_of_saved(),
+        copies=writer.copies(),
+        allocations=writer.allocations(),
         empty=tuple_of([writer.zeros(name) if name in sums else name for name in names]),
+        launches=writer.launches(),
         gradients=tuple_of(names),
-        n_sums=f"sum(total is not None for total in [{join(sums)}])",
+        plan_arguments=join(["call", *["needs"] * bool(sums), *(v.name for v in planned)]),
+        plan_parameters=lines([*needs, tensor_parameters(plan.row_op.spec, planned)]),
+        n_sums=writer.n_sums(),
+        groups=writer.groups(),
         column_bytes=writer.column_bytes(),
-        partials=writer.partials(),
         whole_kernel=whole_kernel(f"{plan.row_op.spec.op}_{each.name}", tiles),
         whole_kernels=kernel_choice(f"{plan.row_op.spec.op}_{each.name}", tiles, not sums),
-        resident_arguments=writer.arguments_of("resident"),
+        resident_numbers=writer.numbers_of("resident"),
         split_rows=writer.split_rows(tiles.streaming),
-        split_columns_arguments=writer.arguments_of("split_columns"),
-        groups=writer.groups(),
+        split_columns_numbers=writer.numbers_of("split_columns"),
         sum_launches=writer.sum_launches() if sums else "",
-        folds=writer.folds(),
+        launches_of_sums=writer.launches_of_sums(),
+        folds=bool(writer.folds()),
     )
 
 
@@ -97,6 +113,16 @@ def belongs_to(spec: Spec) -> dict[str, str]:
     }
 
 
+def takes_dtype(spec: Spec, each: Pass, result: Result) -> bool:
+    """Whether the dtype of a gradient has to be kept: what it is the gradient for is not read."""
+    source = belongs_to(spec)[result.name]
+    folded = {i.name for i in spec.inputs if i.folds_columns}
+    repeated = each.program.repeated
+    compared = {*repeated, *repeated.values()}
+    read = {variable.name for variable in read_by(each)} - folded
+    return source not in read or result.name in compared
+
+
 def may_lack(spec: Spec, variable: Variable) -> bool:
     """Whether a tensor is None for an absent optional input, or for a gradient nobody gives."""
     optional = {i.name for i in spec.inputs if i.absent is not None}
@@ -108,31 +134,36 @@ def tensor_parameters(spec: Spec, variables: Sequence[Variable]) -> str:
     return lines(f"{v.name}: {tensor_type(may_lack(spec, v))}," for v in variables)
 
 
-def kernel_arguments(kernel: Kernel, prefix: str = "") -> str:
-    """What a kernel is launched with, one a line; ``prefix`` stands before the params.
-
-    A gradient that is the same tensor as one before it is stored once.
-    """
+def kernel_tensors(kernel: Kernel) -> str:
+    """The tensors that a kernel is launched with; a gradient that is another's tensor only once."""
     repeated = kernel.program.repeated
-    params = [v for v in kernel.program.variables if v.role is Role.PARAM]
-    runtime = [v for v in params if v.type.element is not Element.BOOL]
-    flags = [v for v in params if v.type.element is Element.BOOL]
+    return join(
+        f"None if {name} is {repeated[name]} else {name}" if name in repeated else name
+        for name in pointers(kernel)
+    )
+
+
+def kernel_numbers(kernel: Kernel) -> str:
+    """What is known of a kernel's other arguments beforehand, one a line."""
+    flags = [v for v in kernel.program.variables if _is_flag(v)]
     return lines(
         [
-            *(
-                (
-                    f"None if {name} is {repeated[name]} else {name},"
-                    if name in repeated
-                    else f"{name},"
-                )
-                for name in pointers(kernel)
-            ),
             *(f"{row_stride(v.name, v.type.kind)}," for v in strided(kernel.program)),
             *(f"{_extent(word, kernel)}," for word in extents(kernel)),
-            *(f"{prefix}{v.name}," for v in runtime),
-            *(f"{v.name.upper()}={prefix}{v.name}," for v in flags),
+            *(f"{v.name.upper()}=call.{v.name}," for v in flags),
         ]
     )
+
+
+def kernel_params(kernel: Kernel, prefix: str = "") -> str:
+    """The params that a kernel is launched with, each after a comma; ``prefix`` stands before."""
+    params = [v for v in kernel.program.variables if v.role is Role.PARAM and not _is_flag(v)]
+    return "".join(f", {prefix}{v.name}" for v in params)
+
+
+def _is_flag(variable: Variable) -> bool:
+    """Whether a param is compiled into the kernels."""
+    return variable.role is Role.PARAM and variable.type.element is Element.BOOL
 
 
 def _extent(word: str, kernel: Kernel) -> str:
@@ -205,36 +236,50 @@ def kernel_choice(prefix: str, tiles: Tiles, is_streamed: bool) -> str:
 class _PassWriter:
     """Writes the op-specific lines of one pass."""
 
-    def __init__(self, plan: OpSchedule, each: Pass) -> None:
+    def __init__(self, plan: OpSchedule, each: Pass, arguments: Sequence[str]) -> None:
         self.plan, self.each = plan, each
         self.spec = plan.row_op.spec
+        sources = belongs_to(self.spec)
+        self.needs = {
+            result.name: f"needs[{list(arguments).index(sources[result.name])}]"
+            for result in each.results
+        }
 
-    def layouts(self) -> str:
+    def key(self) -> str:
+        """What the launches depend on."""
+        upstream = [v for v in read_by(self.each) if v.role is Role.UPSTREAM]
+        return join(["needs", *(f"layout({v.name})" for v in upstream)])
+
+    def key_of_saved(self) -> str:
+        """What they depend on too where saved tensors may come back as others."""
+        saved = [v for v in read_by(self.each) if v.role is not Role.UPSTREAM]
+        words = [f"layout({v.name})" for v in saved]
+        return join(words)
+
+    def copies(self) -> str:
         """Gradients arrive in any strides."""
+        names = [v.name for v in read_by(self.each)]
         text = []
         for variable in self.each.program.variables:
             if variable.role is not Role.UPSTREAM:
                 continue
             name = variable.name
             is_given = given(name, variable.absent)
+            again = join(["ctx", *(f"_copied({n})" if n == name else n for n in names)])
             text += [
                 f"if {is_given}{row_stride(name, variable.type.kind)} is None:",
                 f'    calls["{self.each.name}.copied"] += 1',
-                f"    {name} = _copied({name})",
+                f"    return _{self.each.name}({again})",
             ]
         return lines(text)
 
-    def allocations(self, arguments: Sequence[str]) -> str:
-        sources, repeated = belongs_to(self.spec), self.each.program.repeated
+    def allocations(self) -> str:
+        repeated = self.each.program.repeated
         text = []
-        for result in self.each.program.results:
-            name, index = result.name, list(arguments).index(sources[result.name])
-            input_ = self.summed(name)
-            shape = _SHAPES[result.kind] if input_ is None else _sum_shape(input_)
-            is_folded = input_ is not None and input_.folds_columns
-            dtype = "compute" if is_folded else f"ctx.{name}_dtype"
-            empty = f"torch.empty({shape}, dtype={dtype}, device=device)"
-            text += [f"{name} = None", f"if ctx.needs_input_grad[{index}]:"]
+        for result in self.each.results:
+            name = result.name
+            empty = self._room(result)
+            text += [f"{name} = None", f"if {self.needs[name]}:"]
             if name not in repeated:
                 text.append(f"    {name} = {empty}")
                 continue
@@ -246,19 +291,51 @@ class _PassWriter:
             ]
         return lines(text)
 
+    def _room(self, result: Result) -> str:
+        """The allocation of a gradient, like a tensor of its shape if one is read."""
+        name, input_ = result.name, self.summed(result.name)
+        dtype = f"ctx.{name}_dtype"
+        read = {v.name: v for v in read_by(self.each)}
+        source = read.get(belongs_to(self.spec)[name])
+        is_folded = input_ is not None and input_.folds_columns
+        if source is not None and not is_folded:
+            return empty_like(source.name)  # given, for it needs a gradient
+        matrices = (v.name for v in read.values() if v.fills_matrix and not may_lack(self.spec, v))
+        like = next(matrices, None)
+        if like is not None and result.kind is Kind.MATRIX:
+            return empty_like(like, dtype)
+        shape = _SHAPES[result.kind] if input_ is None else _sum_shape(input_)
+        if is_folded:
+            dtype = "call.compute"
+        return f"torch.empty({shape}, dtype={dtype}, device=call.device)"
+
+    def n_sums(self) -> str:
+        """How many column sums are wanted."""
+        return f"sum([{join(self.needs[name] for name in self.each.column_sums)}])"
+
+    def read_by_plan(self) -> list[Variable]:
+        """The tensors that the plan looks at."""
+        kernels = [k.program for k in self.each.kernels]
+        names = {v.name for program in kernels for v in strided(program)}
+        for program in kernels:
+            names |= {v.name for v in program.variables if v.sharing and v.sharing.columns}
+        if self.each.column_sums:
+            names |= {v.name for v in self.each.program.variables if v.fills_matrix}
+        return [v for v in read_by(self.each) if v.name in names]
+
     def summed(self, gradient: str) -> Input | None:
         """The input whose gradient is a sum, if this is the gradient of one."""
         source = belongs_to(self.spec)[gradient]
         inputs = (i for i in self.spec.inputs if i.name == source and i.is_summed)
         return next(inputs, None) if gradient in self.each.column_sums else None
 
-    def folds(self) -> str:
+    def folds(self) -> list[str]:
         """The sums over columns that share an entry, from the sums of every column."""
         text = []
         for name in self.each.column_sums:
             if self._is_folded(name):
                 text += [f"if {name} is not None:", f"    {name} = {self._folded(name, name)}"]
-        return lines(text)
+        return text
 
     def zeros(self, name: str) -> str:
         """A sum over no rows."""
@@ -288,43 +365,35 @@ class _PassWriter:
             ]
         )
 
+    def whole_sums(self) -> list[str]:
+        """The column sums over all rows."""
+        return [n for n in self.each.column_sums if n not in self.each.partial_sums]
+
     def sum_launches(self) -> str:
         """The launches of the kernel that adds up the groups' sums: of all groups, and by part."""
-        whole = [n for n in self.each.column_sums if n not in self.each.partial_sums]
         parts = "n_places" if self.each.partition is Kind.PER_PLACE else "n_batches"
         text = []
-        if whole:
-            text += self._sum_launch(whole, "1", "n_groups")
+        if self.whole_sums():
+            text += self._sum_launch("sums", self.whole_sums(), "1", "n_groups")
         if self.each.partial_sums:
-            text += self._sum_launch(self.each.partial_sums, parts, "n_splits")
-        if self.each.partial_sums:
-            text.append("if n_sums:")
-        text.append(f'    calls["{self.each.name}.column_sums"] += 1')
+            text += self._sum_launch("part_sums", self.each.partial_sums, parts, "n_splits")
         return lines(text)
 
-    def _sum_launch(self, names: Sequence[str], parts: str, groups: str) -> list[str]:
-        sums = self.each.column_sums
-        condition = "n_sums"
-        if len(names) < len(sums):
-            condition = " or ".join(f"{name} is not None" for name in names)
-        if set(names) & set(self.each.partial_sums):
-            condition = f"({condition})" if " or " in condition else condition
-            condition = f"n_splits > 1 and {condition}"
-        shown = [name in names for name in sums]
+    def _sum_launch(self, target: str, names: Sequence[str], parts: str, groups: str) -> list[str]:
+        wanted = "n_sums"
+        if len(names) < len(self.each.column_sums):
+            wanted = " or ".join(self.needs[name] for name in names)
+            wanted = f"({wanted})" if " or " in wanted else wanted
         tile = "triton.cdiv(n_columns, SUM_BLOCK)"
         # There may be more parts than the second axis of a grid can have programs.
         grid = f"{tile}," if self.each.partition is None else f"{parts}, {tile}"
         return [
-            f"if {condition}:",
-            f"    {self.plan.sum_groups(self.each)}[({grid})](",
-            *(
-                f"        {f'{n}_partial' if is_shown else 'None'},"
-                for n, is_shown in zip(sums, shown, strict=True)
-            ),
-            *(
-                f"        {n if is_shown else 'None'},"
-                for n, is_shown in zip(sums, shown, strict=True)
-            ),
+            f"{target} = None",
+            f"if {groups} > 1 and {wanted}:",
+            f"    {target} = Launch(",
+            f"        {self.plan.sum_groups(self.each)},",
+            f"        ({grid}),",
+            "        device,",
             f"        {groups},",
             "        n_columns,",
             "        COMPUTE=TRITON_DTYPES[compute],",
@@ -333,21 +402,83 @@ class _PassWriter:
             "    )",
         ]
 
-    def partials(self) -> str:
-        return lines(
-            line
-            for name in self.each.column_sums
-            for line in (
-                f"{name}_partial = None",
-                f"if {name} is not None:",
-                f"    {name}_partial = {self._partial(name)}",
-            )
-        )
+    def launches_of_sums(self) -> str:
+        """What the plan says of the column sums, one a line."""
+        words = ["n_sums", "n_groups"]
+        words = [*["sums"] * bool(self.whole_sums()), *words]
+        text = [f"{word}={word}," for word in words]
+        if self.each.partial_sums:
+            text += ["part_sums=part_sums,", "n_splits=n_splits,"]
+        return lines(text)
 
-    def _partial(self, name: str) -> str:
-        """Room for the groups' sums; where a part is one group, they are the sums themselves."""
-        empty = f"torch.empty({_PARTIAL})"
-        return f"{name} if n_splits == 1 else {empty}" if name in self.each.partial_sums else empty
+    def launches(self) -> str:
+        """The lines of the function that launches: scratch, the kernels, what is left to add."""
+        if not self.each.column_sums:
+            return _start("main", self._kernel("resident"))
+        return lines([*self._partials(), *self._main(), *self._sums(), *self.folds()])
+
+    def _kernel(self, suffix: str) -> Kernel:
+        kernel = self.plan.kernel(f"{self.each.name}_{suffix}")
+        assert kernel is not None
+        return kernel
+
+    def _partials(self) -> list[str]:
+        """Room for the groups' sums; where there is one group, they are the sums themselves."""
+        text = []
+        for name in self.each.column_sums:
+            count = "n_splits" if name in self.each.partial_sums else "n_groups"
+            text += [
+                f"{name}_partial = {name}",
+                f"if {name} is not None and launches.{count} > 1:",
+                f"    {name}_partial = torch.empty({_PARTIAL})",
+            ]
+        return text
+
+    def _main(self) -> list[str]:
+        resident, split = self._kernel("resident"), self._kernel("split_columns")
+        rows = self.plan.kernel(f"{self.each.name}_split_rows")
+        if rows is None and kernel_tensors(resident) == kernel_tensors(split):
+            return [_start("main", resident)]
+        text = []
+        if rows is not None:
+            text += [
+                *(f"{name} = None" for name in self.each.statistics),
+                f"if launches.rows is not None{self._is_wanted()}:",
+                *(
+                    f"    {name} = torch.empty(call.n_rows, dtype=call.compute, device=call.device)"
+                    for name in self.each.statistics
+                ),
+                f"    {_start('rows', rows)}",
+            ]
+        return [
+            *text,
+            f'if launches.path != "{self.each.name}.split":',
+            f"    {_start('main', resident)}",
+            "else:",
+            f"    {_start('main', split)}",
+        ]
+
+    def _is_wanted(self) -> str:
+        """Where nobody wants what the statistics are for, the first kernel is not launched."""
+        wanted = self.each.statistics_for
+        return "" if wanted is None else f" and {wanted} is not None"
+
+    def _sums(self) -> list[str]:
+        text = []
+        for target, names in (("sums", self.whole_sums()), ("part_sums", self.each.partial_sums)):
+            if names:
+                shown = [n if n in names else None for n in self.each.column_sums]
+                partials = (f"{n}_partial" if n else "None" for n in shown)
+                tensors = join([*partials, *(n or "None" for n in shown)])
+                text += [
+                    f"if launches.{target} is not None:",
+                    f"    launches.{target}(({tensors}))",
+                ]
+        text += [
+            "if launches.n_sums:",
+            f'    calls["{self.each.name}.column_sums"] += 1',
+        ]
+        return text
 
     def column_bytes(self) -> str:
         """The sizes of the matrices that a kernel with column sums reads."""
@@ -368,37 +499,36 @@ class _PassWriter:
             f"max(1, {total})" if all(size.startswith("(") for size in sizes) and sizes else total
         )
 
-    def arguments_of(self, suffix: str) -> str:
+    def numbers_of(self, suffix: str) -> str:
         kernel = self.plan.kernel(f"{self.each.name}_{suffix}")
-        return "" if kernel is None else kernel_arguments(kernel, "ctx.")
+        return "" if kernel is None else kernel_numbers(kernel)
 
     def split_rows(self, tile: Tile) -> str:
         """The launch of the split's first kernel, where something needs it."""
         kernel = self.plan.kernel(f"{self.each.name}_split_rows")
         if kernel is None:
             return ""
-        allocations = [
-            f"{name} = torch.empty(n_rows, dtype=compute, device=device)"
-            for name in self.each.statistics
-        ]
-        launch = [
-            f"{kernel.name}[(n_rows,)](",
-            kernel_arguments(kernel, "ctx."),
-            "COMPUTE=TRITON_DTYPES[compute],",
-            "ROWS=1,",
-            f"BLOCK={self.each.name.upper()}_STREAMING_BLOCK * 4 // compute.itemsize,",
-            f"num_warps={tile.warps},",
-            ")",
-        ]
-        text = [*allocations, *launch]
-        if self.each.statistics_for is None:
-            return lines(text)
-        # Where nobody wants what they are for, the first kernel is not launched.
-        absent = [f"{name} = None" for name in self.each.statistics]
-        inside = lines(f"    {line}" for part in text for line in part.splitlines())
-        return lines([*absent, f"if {self.each.statistics_for} is not None:", inside])
+        return lines(
+            [
+                "rows = Launch(",
+                f"    {kernel.name},",
+                "    (n_rows,),",
+                "    device,",
+                *(f"    {line}" for line in kernel_numbers(kernel).splitlines()),
+                "    COMPUTE=TRITON_DTYPES[compute],",
+                "    ROWS=1,",
+                f"    BLOCK={self.each.name.upper()}_STREAMING_BLOCK * 4 // compute.itemsize,",
+                f"    num_warps={tile.warps},",
+                ")",
+            ]
+        )
+
+
+def _start(target: str, kernel: Kernel) -> str:
+    """One of the planned launches, with its tensors and params."""
+    return f"launches.{target}(({kernel_tensors(kernel)}){kernel_params(kernel, 'ctx.')})"
 
 
 def _sum_shape(input_: Input) -> str:
     """The shape of the sums of every column that the gradient of an input is made of."""
-    return _SUM_SHAPES.get(input_.kind, "n_columns")
+    return _SUM_SHAPES.get(input_.kind, "call.n_columns")

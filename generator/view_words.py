@@ -70,3 +70,9 @@ def row_stride(name: str, kind: Kind) -> str:
     """The call that gives the row stride of a tensor."""
     columns = ", has_columns=False" if kind in (Kind.PER_ROW, Kind.SCALAR) else ""
     return f"_row_stride({name}{columns})"
+
+
+def empty_like(name: str, dtype: str = "") -> str:
+    """Room for a tensor of another's shape, its rows adjacent: cheaper than ``torch.empty``."""
+    words = [name, *([f"dtype={dtype}"] if dtype else [])]
+    return f"torch.empty_like({join(words)}, memory_format=torch.contiguous_format)"

@@ -119,6 +119,7 @@ def record(op: ModuleType, spec: Spec, target: str, cases: Sequence[Case]) -> No
         if isinstance(value, triton.JITFunction):
             setattr(op, attribute, Recorder(value, target, context))
     vars(op)["INTERPRETED"] = True
+    vars(op)["FEW_TILES"] = 0
     vars(op)["_multiprocessors"] = lambda device: 132
     vars(op)["_shared_memory"] = lambda device: SHARED[target] - 32768
     for dtype, n_columns, with_optional in cases:

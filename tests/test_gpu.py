@@ -63,6 +63,9 @@ def test_sizes_within_a_bucket_share_their_kernels(op: ModuleType) -> None:
         assert before
         for rows, narrower in ((1, 16), (2, 7), (63, 32), (1000, 1), (1024, 48), (17, 333)):
             run(op, rows, columns - narrower)
+        for rows, room in ((3, 16), (64, 48), (5, 1024)):
+            wide = torch.randn(rows, columns + room, device="cuda", dtype=torch.bfloat16)
+            run_on(op, wide[:, :columns])
         if name_of(op) != "softmax":
             run(op, 64, columns, eps=0.1)
             run(op, 64, columns, eps=1)

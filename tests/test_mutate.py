@@ -111,7 +111,7 @@ def changes(name: str, kind: str, function: str = "") -> list[str]:
             "mean-by-block mean-is-sum eps-dropped eps-moved factor-changed weight-twice rows-mean "
             "cast-missing absence-ignored presence-ignored chunk-count groups-overlap "
             "last-partial-left-out partials-misplaced groups-short no-group scratch-unbounded "
-            "value-rounded guard-dropped gradient-misplaced frozen-computed wrong-need "
+            "value-rounded guard-dropped frozen-computed wrong-need "
             "tensor-overlooked empty-uninitialised dtype-of-other random-elsewhere",
         ),
     ],
@@ -182,13 +182,13 @@ def test_the_classic_faults():
         'tl.where(merged == float("-inf"), 0.0, merged) -> merged'
     ]
     assert changes("layernorm", "gradient-misplaced") == [
-        "return dx, dweight, dbias, None -> return dweight, dx, dbias, None",
-        "return dx, dweight, dbias, None -> return dx, dbias, dweight, None",
-        "return dx, dweight, dbias, None -> return dx, dweight, None, dbias",
+        "return dx, dweight, dbias, None, None -> return dweight, dx, dbias, None, None",
+        "return dx, dweight, dbias, None, None -> return dx, dbias, dweight, None, None",
+        "return dx, dweight, dbias, None, None -> return dx, dweight, None, dbias, None",
     ]
     assert changes("rmsnorm", "frozen-computed") == [
-        "ctx.needs_input_grad[0] -> ctx.dx_dtype is not None",
-        "ctx.needs_input_grad[1] -> ctx.dweight_dtype is not None",
+        "needs[0] -> x is not None",
+        "needs[1] -> weight is not None",
     ]
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +25,7 @@ from .kernels import (
     add_rmsnorm_forward_streaming,
     add_rmsnorm_sum_groups,
 )
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -38,6 +38,8 @@ MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
+# So few tiles of rows are one group, which needs no second launch for its column sums.
+FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -54,6 +56,8 @@ INTERPRETED = not isinstance(add_rmsnorm_forward_resident, triton.JITFunction)
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def add_rmsnorm_reference(
@@ -97,42 +101,49 @@ def add_rmsnorm(
 
     Source: Touvron and others 2023, arXiv:2302.13971 (pre-normalization with RMSNorm)
     """
-    _check_tensor("x", x, FLOATS)
-    if x.dim() == 0 or x.shape[-1] == 0:
-        shape = tuple(x.shape)
-        takes = "(..., N) with N of at least 1"
-        raise ValueError(f"add_rmsnorm: x has shape {shape}; it takes {takes}")
-    _check_tensor("residual", residual, FLOATS)
-    _check_companion("residual", residual, x.shape, x)
-    if weight is not None:
-        _check_tensor("weight", weight, FLOATS)
-        _check_companion("weight", weight, x.shape[-1:], x)
     eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"add_rmsnorm: on_unsupported is {on_unsupported!r}; it takes {takes}")
 
-    problem = _problem(x, residual, weight)
-    if problem and on_unsupported == "copy":
-        if _row_stride(x) is None:
-            x = _copied(x)
-        if _row_stride(residual) is None:
-            residual = _copied(residual)
-        if weight is not None and _row_stride(weight) is None:
-            weight = _copied(weight)
+    key = (facts(x), facts(residual), facts(weight), torch.is_grad_enabled())
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("x", x, FLOATS)
+        if x.dim() == 0 or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            takes = "(..., N) with N of at least 1"
+            raise ValueError(f"add_rmsnorm: x has shape {shape}; it takes {takes}")
+        _check_tensor("residual", residual, FLOATS)
+        _check_companion("residual", residual, x.shape, x)
+        if weight is not None:
+            _check_tensor("weight", weight, FLOATS)
+            _check_companion("weight", weight, x.shape[-1:], x)
         problem = _problem(x, residual, weight)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        y, h = add_rmsnorm_reference(x, residual, weight, eps)
-        return y.to(x.dtype), h.to(residual.dtype)
-    if problem:
-        raise ValueError(f"add_rmsnorm: {problem}")
+        if problem and on_unsupported == "copy":
+            if _row_stride(x) is None:
+                x = _copied(x)
+            if _row_stride(residual) is None:
+                residual = _copied(residual)
+            if weight is not None and _row_stride(weight) is None:
+                weight = _copied(weight)
+            problem = _problem(x, residual, weight)
+            if not problem:
+                calls["forward.copied"] += 1
+                return add_rmsnorm(x, residual, weight, eps=eps)
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            y, h = add_rmsnorm_reference(x, residual, weight, eps)
+            return y.to(x.dtype), h.to(residual.dtype)
+        if problem:
+            raise ValueError(f"add_rmsnorm: {problem}")
+        call = remember(_remembered, key, _Call(x, residual, weight))
 
-    if _is_differentiated(x, residual, weight):
-        return _AddRMSNormFunction.apply(x, residual, weight, eps)
-    y, h, *_ = _forward(x, residual, weight, eps, save=False)
+    if call.is_differentiated or forward_ad._current_level >= 0:
+        is_transformed = torch._C._are_functorch_transforms_active() or UNKNOWN in key
+        apply = _AddRMSNormFunction.apply if is_transformed else _apply
+        return apply(x, residual, weight, eps, call)
+    y, h, *_ = _forward(call, x, residual, weight, eps)
     return y, h
 
 
@@ -176,14 +187,13 @@ class _AddRMSNormFunction(torch.autograd.Function):
         residual: torch.Tensor,
         weight: torch.Tensor | None,
         eps: float,
+        call: _Call,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        y, h, rstd = _forward(x, residual, weight, eps, save=True)
+        y, h, rstd = _forward(call, x, residual, weight, eps)
         ctx.save_for_backward(weight, rstd, h)
-        ctx.shape, ctx.device = x.shape, x.device
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.dx_dtype = x.dtype
         ctx.dresidual_dtype = residual.dtype
-        ctx.dweight_dtype = None if weight is None else weight.dtype
-        ctx.compute = _compute_dtype(x, residual, weight)
         ctx.set_materialize_grads(False)
         return y, h
 
@@ -194,15 +204,21 @@ class _AddRMSNormFunction(torch.autograd.Function):
         dh: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
         if dy is None and dh is None:
-            return (None,) * 4
+            return (None,) * 5
         weight, rstd, h = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = _backward(ctx, weight, rstd, h, dy, dh)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
+            with torch.no_grad():
+                gradients = _backward(ctx, weight, rstd, h, dy, dh)
             gradients = _once(gradients, weight, rstd, h, dy, dh)
+        else:
+            gradients = _backward(ctx, weight, rstd, h, dy, dh)
         dx, dresidual, dweight = gradients
-        return dx, dresidual, dweight, None
+        return dx, dresidual, dweight, None, None
+
+
+# What ``apply`` comes to outside of function transforms, in half the time.
+_apply = super(torch.autograd.Function, _AddRMSNormFunction).apply
 
 
 class _Once(torch.autograd.Function):
@@ -227,49 +243,72 @@ def _once(
     return tuple(g if g is None else _Once.apply(g, *sources) for g in gradients)
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor | None,
+    ) -> None:
+        self.shape, self.device = x.shape, x.device
+        self.n_columns = x.shape[-1]
+        self.n_rows = x.numel() // self.n_columns
+        self.compute = _compute_dtype(x, residual, weight)
+        self.is_differentiated = _is_differentiated(x, residual, weight)
+        self.forward = _plan_forward(self, x, residual)
+        self.backward: dict[object, Launches] = {}
+
+
 def _forward(
+    call: _Call,
     x: torch.Tensor,
     residual: torch.Tensor,
     weight: torch.Tensor | None,
     eps: float,
-    save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Allocates the outputs and launches the kernel; with ``save``, keeps what backward needs."""
-    n_columns = x.shape[-1]
-    n_rows = x.numel() // n_columns
-    compute = _compute_dtype(x, residual, weight)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    h = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
-    rstd = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    if n_rows == 0:
+    """Allocates the outputs and launches the kernel; keeps what a backward will need."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    h = torch.empty_like(residual, memory_format=torch.contiguous_format)
+    rstd = None
+    if call.is_differentiated:
+        rstd = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    if call.n_rows == 0:
         return y, h, rstd
 
+    call.forward.main((x, residual, weight, y, h, rstd), eps)
+    calls[call.forward.path] += 1
+    return y, h, rstd
+
+
+def _plan_forward(
+    call: _Call,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": add_rmsnorm_forward_resident,
         "streaming": add_rmsnorm_forward_streaming,
     }[plan.schedule]
-    with _on(x.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            residual,
-            weight,
-            y,
-            h,
-            rstd,
-            _row_stride(x),
-            _row_stride(residual),
-            n_rows,
-            n_columns,
-            eps,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return y, h, rstd
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(x),
+        _row_stride(residual),
+        n_rows,
+        n_columns,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 def _backward(
@@ -281,118 +320,161 @@ def _backward(
     dh: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
-    n_columns = ctx.shape[-1]
-    n_rows = ctx.shape.numel() // n_columns
-    compute, device = ctx.compute, ctx.device
-    if dy is not None and _row_stride(dy) is None:
-        calls["backward.copied"] += 1
-        dy = _copied(dy)
-    if dh is not None and _row_stride(dh) is None:
-        calls["backward.copied"] += 1
-        dh = _copied(dh)
+    call, needs = ctx.call, ctx.needs_input_grad
+    key = (needs, layout(dy), layout(dh))
+    if ctx.are_hooked:
+        key = (*key, layout(weight), layout(rstd), layout(h))
+    launches = call.backward.get(key)
+    if launches is None and call.n_rows > 0:
+        if dy is not None and _row_stride(dy) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, weight, rstd, h, _copied(dy), dh)
+        if dh is not None and _row_stride(dh) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, weight, rstd, h, dy, _copied(dh))
+        planned = _plan_backward(call, needs, h, dy, dh)
+        launches = remember(call.backward, key, planned)
     dx = None
-    if ctx.needs_input_grad[0]:
-        dx = torch.empty(ctx.shape, dtype=ctx.dx_dtype, device=device)
+    if needs[0]:
+        dx = torch.empty_like(h, dtype=ctx.dx_dtype, memory_format=torch.contiguous_format)
     dresidual = None
-    if ctx.needs_input_grad[1]:
+    if needs[1]:
         # The values of dx: one tensor serves both where their dtypes agree.
         is_same = dx is not None and ctx.dx_dtype is ctx.dresidual_dtype
         dresidual = (
-            dx if is_same else torch.empty(ctx.shape, dtype=ctx.dresidual_dtype, device=device)
+            dx
+            if is_same
+            else torch.empty_like(
+                h, dtype=ctx.dresidual_dtype, memory_format=torch.contiguous_format
+            )
         )
     dweight = None
-    if ctx.needs_input_grad[2]:
-        dweight = torch.empty(n_columns, dtype=ctx.dweight_dtype, device=device)
-    if n_rows == 0:
+    if needs[2]:
+        dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    if launches is None:  # there are no rows
         return dx, dresidual, dweight.zero_() if dweight is not None else None
 
+    dweight_partial = dweight
+    if dweight is not None and launches.n_groups > 1:
+        dweight_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    mean_g_hhat = None
+    if launches.rows is not None:
+        mean_g_hhat = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        launches.rows((weight, rstd, h, dy, mean_g_hhat))
+    if launches.path != "backward.split":
+        launches.main(
+            (weight, rstd, h, dy, dh, dx, None if dresidual is dx else dresidual, dweight_partial)
+        )
+    else:
+        launches.main(
+            (
+                weight,
+                rstd,
+                h,
+                dy,
+                dh,
+                mean_g_hhat,
+                dx,
+                None if dresidual is dx else dresidual,
+                dweight_partial,
+            )
+        )
+    if launches.sums is not None:
+        launches.sums((dweight_partial, dweight))
+    if launches.n_sums:
+        calls["backward.column_sums"] += 1
+    calls[launches.path] += 1
+    return dx, dresidual, dweight
+
+
+def _plan_backward(
+    call: _Call,
+    needs: tuple[bool, ...],
+    h: torch.Tensor,
+    dy: torch.Tensor | None,
+    dh: torch.Tensor | None,
+) -> Launches:
+    """The launches for tensors like these and the gradients that are asked for."""
+    n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
     plan = backward_plan(n_columns, compute)
-    n_sums = sum(total is not None for total in [dweight])
+    n_sums = sum([needs[2]])
     n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
     stages = _stages(
         plan,
         h.itemsize + (0 if dy is None else dy.itemsize) + (0 if dh is None else dh.itemsize),
         device,
     )
-    dweight_partial = None
-    if dweight is not None:
-        dweight_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
-    with _on(device):
-        if plan.schedule != "split":
-            kernel = {
-                "resident": add_rmsnorm_backward_resident,
-                "reload": add_rmsnorm_backward_reload,
-            }[plan.schedule]
-            kernel[(n_groups,)](
-                weight,
-                rstd,
-                h,
-                dy,
-                dh,
-                dx,
-                None if dresidual is dx else dresidual,
-                dweight_partial,
-                _row_stride(dy),
-                _row_stride(dh),
-                n_rows,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                STAGES=stages,
-                num_warps=plan.warps,
-                enable_fp_fusion=plan.rows == 1,
-            )
-        else:
-            mean_g_hhat = torch.empty(n_rows, dtype=compute, device=device)
-            add_rmsnorm_backward_split_rows[(n_rows,)](
-                weight,
-                rstd,
-                h,
-                dy,
-                mean_g_hhat,
-                _row_stride(dy),
-                n_rows,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=1,
-                BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
-                num_warps=16,
-            )
-            add_rmsnorm_backward_split_columns[(n_groups, triton.cdiv(n_columns, plan.block))](
-                weight,
-                rstd,
-                h,
-                dy,
-                dh,
-                mean_g_hhat,
-                dx,
-                None if dresidual is dx else dresidual,
-                dweight_partial,
-                _row_stride(dy),
-                _row_stride(dh),
-                n_rows,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                STAGES=stages,
-                num_warps=plan.warps,
-                enable_fp_fusion=plan.rows == 1,
-            )
-        if n_sums:
-            add_rmsnorm_sum_groups[(triton.cdiv(n_columns, SUM_BLOCK),)](
-                dweight_partial,
-                dweight,
-                n_groups,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                GROUPS=SUM_GROUPS,
-                BLOCK=SUM_BLOCK,
-            )
-            calls["backward.column_sums"] += 1
-    calls[f"backward.{plan.schedule}"] += 1
-    return dx, dresidual, dweight
+    if plan.schedule != "split":
+        rows = None
+        kernel = {
+            "resident": add_rmsnorm_backward_resident,
+            "reload": add_rmsnorm_backward_reload,
+        }[plan.schedule]
+        main = Launch(
+            kernel,
+            (n_groups,),
+            device,
+            _row_stride(dy),
+            _row_stride(dh),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            STAGES=stages,
+            num_warps=plan.warps,
+            enable_fp_fusion=plan.rows == 1,
+        )
+    else:
+        rows = Launch(
+            add_rmsnorm_backward_split_rows,
+            (n_rows,),
+            device,
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=1,
+            BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
+            num_warps=16,
+        )
+        main = Launch(
+            add_rmsnorm_backward_split_columns,
+            (n_groups, triton.cdiv(n_columns, plan.block)),
+            device,
+            _row_stride(dy),
+            _row_stride(dh),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            STAGES=stages,
+            num_warps=plan.warps,
+            enable_fp_fusion=plan.rows == 1,
+        )
+    sums = None
+    if n_groups > 1 and n_sums:
+        sums = Launch(
+            add_rmsnorm_sum_groups,
+            (triton.cdiv(n_columns, SUM_BLOCK),),
+            device,
+            n_groups,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            GROUPS=SUM_GROUPS,
+            BLOCK=SUM_BLOCK,
+        )
+    return Launches(
+        f"backward.{plan.schedule}",
+        main,
+        rows,
+        sums=sums,
+        n_sums=n_sums,
+        n_groups=n_groups,
+    )
 
 
 class Plan(NamedTuple):
@@ -464,6 +546,8 @@ def _n_groups(
 
     ``scratch_bytes`` is what one column of one group takes.
     """
+    if scratch_bytes and n_rows <= FEW_TILES * plan.rows:
+        return 1
     column_tiles = triton.cdiv(n_columns, plan.block)
     filling = plan.programs * _multiprocessors(device) // column_tiles
     fitting = SCRATCH_BYTES // (n_columns * scratch_bytes) if scratch_bytes else filling
@@ -564,9 +648,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -575,11 +657,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,7 @@ from .kernels import (
     add_rmsnorm_int8_forward_resident,
     add_rmsnorm_int8_forward_streaming,
 )
+from .launch import Launch, Launches, facts, remember
 
 FLOATS = (
     torch.float16,
@@ -40,6 +40,8 @@ INTERPRETED = not isinstance(add_rmsnorm_int8_forward_resident, triton.JITFuncti
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def add_rmsnorm_int8_reference(
@@ -88,16 +90,6 @@ def add_rmsnorm_int8(
 
     Source: Dettmers and others 2022, arXiv:2208.07339 (absolute maximum of each row)
     """
-    _check_tensor("x", x, FLOATS)
-    if x.dim() == 0 or x.shape[-1] == 0:
-        shape = tuple(x.shape)
-        takes = "(..., N) with N of at least 1"
-        raise ValueError(f"add_rmsnorm_int8: x has shape {shape}; it takes {takes}")
-    _check_tensor("residual", residual, FLOATS)
-    _check_companion("residual", residual, x.shape, x)
-    if weight is not None:
-        _check_tensor("weight", weight, FLOATS)
-        _check_companion("weight", weight, x.shape[-1:], x)
     eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
@@ -105,72 +97,108 @@ def add_rmsnorm_int8(
             f"add_rmsnorm_int8: on_unsupported is {on_unsupported!r}; it takes {takes}"
         )
 
-    problem = _problem(x, residual, weight)
-    if problem and on_unsupported == "copy":
-        if _row_stride(x) is None:
-            x = _copied(x)
-        if _row_stride(residual) is None:
-            residual = _copied(residual)
-        if weight is not None and _row_stride(weight) is None:
-            weight = _copied(weight)
+    key = (facts(x), facts(residual), facts(weight), torch.is_grad_enabled())
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("x", x, FLOATS)
+        if x.dim() == 0 or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            takes = "(..., N) with N of at least 1"
+            raise ValueError(f"add_rmsnorm_int8: x has shape {shape}; it takes {takes}")
+        _check_tensor("residual", residual, FLOATS)
+        _check_companion("residual", residual, x.shape, x)
+        if weight is not None:
+            _check_tensor("weight", weight, FLOATS)
+            _check_companion("weight", weight, x.shape[-1:], x)
         problem = _problem(x, residual, weight)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        q, scale, h = add_rmsnorm_int8_reference(x, residual, weight, eps)
-        return q.to(torch.int8), scale.to(torch.float32), h.to(residual.dtype)
-    if problem:
-        raise ValueError(f"add_rmsnorm_int8: {problem}")
+        if problem and on_unsupported == "copy":
+            if _row_stride(x) is None:
+                x = _copied(x)
+            if _row_stride(residual) is None:
+                residual = _copied(residual)
+            if weight is not None and _row_stride(weight) is None:
+                weight = _copied(weight)
+            problem = _problem(x, residual, weight)
+            if not problem:
+                calls["forward.copied"] += 1
+                return add_rmsnorm_int8(x, residual, weight, eps=eps)
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            q, scale, h = add_rmsnorm_int8_reference(x, residual, weight, eps)
+            return q.to(torch.int8), scale.to(torch.float32), h.to(residual.dtype)
+        if problem:
+            raise ValueError(f"add_rmsnorm_int8: {problem}")
+        call = remember(_remembered, key, _Call(x, residual, weight))
 
-    if _is_differentiated(x, residual, weight):
+    if call.is_differentiated or forward_ad._current_level >= 0:
         raise RuntimeError("add_rmsnorm_int8: there is no gradient; call it under torch.no_grad()")
-    q, scale, h = _forward(x, residual, weight, eps)
+    q, scale, h = _forward(call, x, residual, weight, eps)
     return q, scale, h
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor | None,
+    ) -> None:
+        self.shape, self.device = x.shape, x.device
+        self.n_columns = x.shape[-1]
+        self.n_rows = x.numel() // self.n_columns
+        self.compute = _compute_dtype(x, residual, weight)
+        self.is_differentiated = _is_differentiated(x, residual, weight)
+        self.forward = _plan_forward(self, x, residual)
+
+
 def _forward(
+    call: _Call,
     x: torch.Tensor,
     residual: torch.Tensor,
     weight: torch.Tensor | None,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Allocates the outputs and launches the kernel."""
-    n_columns = x.shape[-1]
-    n_rows = x.numel() // n_columns
-    compute = _compute_dtype(x, residual, weight)
-    q = torch.empty(x.shape, dtype=torch.int8, device=x.device)
-    scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    h = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
-    if n_rows == 0:
+    q = torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format)
+    scale = torch.empty(call.shape[:-1], dtype=torch.float32, device=call.device)
+    h = torch.empty_like(residual, memory_format=torch.contiguous_format)
+    if call.n_rows == 0:
         return q, scale, h
 
+    call.forward.main((x, residual, weight, q, scale, h), eps)
+    calls[call.forward.path] += 1
+    return q, scale, h
+
+
+def _plan_forward(
+    call: _Call,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": add_rmsnorm_int8_forward_resident,
         "streaming": add_rmsnorm_int8_forward_streaming,
     }[plan.schedule]
-    with _on(x.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            residual,
-            weight,
-            q,
-            scale,
-            h,
-            _row_stride(x),
-            _row_stride(residual),
-            n_rows,
-            n_columns,
-            eps,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return q, scale, h
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(x),
+        _row_stride(residual),
+        n_rows,
+        n_columns,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 class Plan(NamedTuple):
@@ -280,9 +308,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -291,11 +317,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

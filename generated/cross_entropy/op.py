@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from .kernels import (
     cross_entropy_forward_resident,
     cross_entropy_forward_streaming,
 )
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -45,6 +45,8 @@ INTERPRETED = not isinstance(cross_entropy_forward_resident, triton.JITFunction)
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def cross_entropy_reference(
@@ -111,13 +113,6 @@ def cross_entropy(
     Source: torch.nn.functional.cross_entropy; z-loss from PaLM, arXiv:2204.02311; softcap from
         Gemma 2, arXiv:2408.00118
     """
-    _check_tensor("x", x, FLOATS)
-    if x.dim() == 0 or x.shape[-1] == 0:
-        shape = tuple(x.shape)
-        takes = "(..., N) with N of at least 1"
-        raise ValueError(f"cross_entropy: x has shape {shape}; it takes {takes}")
-    _check_tensor("target", target, INTS)
-    _check_companion("target", target, x.shape[:-1], x)
     ignore_index = _check_int(
         "ignore_index", ignore_index, "an int", -9223372036854775808, 9223372036854775807
     )
@@ -131,32 +126,56 @@ def cross_entropy(
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"cross_entropy: on_unsupported is {on_unsupported!r}; it takes {takes}")
 
-    problem = _problem(x, target)
-    if problem and on_unsupported == "copy":
-        if _row_stride(x) is None:
-            x = _copied(x)
-        if _row_stride(target, has_columns=False) is None:
-            target = _copied(target)
-        problem = _problem(x, target)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        compute = _compute_dtype(x)
-        loss, lse = cross_entropy_reference(
-            x, target, ignore_index, label_smoothing, z_loss, capped, softcap
-        )
-        return loss.to(compute), lse.to(compute)
-    if problem:
-        raise ValueError(f"cross_entropy: {problem}")
-
-    if _is_differentiated(x):
-        return _CrossEntropyFunction.apply(
-            x, target, ignore_index, label_smoothing, z_loss, capped, softcap
-        )
-    loss, lse, *_ = _forward(
-        x, target, ignore_index, label_smoothing, z_loss, capped, softcap, save=False
+    key = (
+        facts(x),
+        facts(target),
+        -(2**31) <= ignore_index < 2**31,
+        capped,
+        torch.is_grad_enabled(),
     )
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("x", x, FLOATS)
+        if x.dim() == 0 or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            takes = "(..., N) with N of at least 1"
+            raise ValueError(f"cross_entropy: x has shape {shape}; it takes {takes}")
+        _check_tensor("target", target, INTS)
+        _check_companion("target", target, x.shape[:-1], x)
+        problem = _problem(x, target)
+        if problem and on_unsupported == "copy":
+            if _row_stride(x) is None:
+                x = _copied(x)
+            if _row_stride(target, has_columns=False) is None:
+                target = _copied(target)
+            problem = _problem(x, target)
+            if not problem:
+                calls["forward.copied"] += 1
+                return cross_entropy(
+                    x,
+                    target,
+                    ignore_index=ignore_index,
+                    label_smoothing=label_smoothing,
+                    z_loss=z_loss,
+                    capped=capped,
+                    softcap=softcap,
+                )
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            compute = _compute_dtype(x)
+            loss, lse = cross_entropy_reference(
+                x, target, ignore_index, label_smoothing, z_loss, capped, softcap
+            )
+            return loss.to(compute), lse.to(compute)
+        if problem:
+            raise ValueError(f"cross_entropy: {problem}")
+        call = remember(_remembered, key, _Call(x, target, capped))
+
+    if call.is_differentiated or forward_ad._current_level >= 0:
+        is_transformed = torch._C._are_functorch_transforms_active() or UNKNOWN in key
+        apply = _CrossEntropyFunction.apply if is_transformed else _apply
+        return apply(x, target, ignore_index, label_smoothing, z_loss, softcap, call)
+    loss, lse, *_ = _forward(call, x, target, ignore_index, label_smoothing, z_loss, softcap)
     return loss, lse
 
 
@@ -171,20 +190,17 @@ class _CrossEntropyFunction(torch.autograd.Function):
         ignore_index: int,
         label_smoothing: float,
         z_loss: float,
-        capped: bool,
         softcap: float,
+        call: _Call,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         loss, lse, m, others, s = _forward(
-            x, target, ignore_index, label_smoothing, z_loss, capped, softcap, save=True
+            call, x, target, ignore_index, label_smoothing, z_loss, softcap
         )
         ctx.save_for_backward(x, target, m, others, s, lse)
-        ctx.shape, ctx.device = x.shape, x.device
-        ctx.dx_dtype = x.dtype
-        ctx.compute = _compute_dtype(x)
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.ignore_index = ignore_index
         ctx.label_smoothing = label_smoothing
         ctx.z_loss = z_loss
-        ctx.capped = capped
         ctx.softcap = softcap
         ctx.set_materialize_grads(False)
         return loss, lse
@@ -198,13 +214,19 @@ class _CrossEntropyFunction(torch.autograd.Function):
         if dloss is None and dlse is None:
             return (None,) * 7
         x, target, m, others, s, lse = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = _backward(ctx, x, target, m, others, s, lse, dloss, dlse)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
+            with torch.no_grad():
+                gradients = _backward(ctx, x, target, m, others, s, lse, dloss, dlse)
             gradients = _once(gradients, x, target, m, others, s, lse, dloss, dlse)
+        else:
+            gradients = _backward(ctx, x, target, m, others, s, lse, dloss, dlse)
         (dx,) = gradients
         return dx, None, None, None, None, None, None
+
+
+# What ``apply`` comes to outside of function transforms, in half the time.
+_apply = super(torch.autograd.Function, _CrossEntropyFunction).apply
 
 
 class _Once(torch.autograd.Function):
@@ -229,61 +251,86 @@ def _once(
     return tuple(g if g is None else _Once.apply(g, *sources) for g in gradients)
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        target: torch.Tensor,
+        capped: bool,
+    ) -> None:
+        self.shape, self.device = x.shape, x.device
+        self.n_columns = x.shape[-1]
+        self.n_rows = x.numel() // self.n_columns
+        self.compute = _compute_dtype(x)
+        self.is_differentiated = _is_differentiated(x)
+        self.capped = capped
+        self.forward = _plan_forward(self, x, target)
+        self.backward: dict[object, Launches] = {}
+
+
 def _forward(
+    call: _Call,
     x: torch.Tensor,
     target: torch.Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-    capped: bool,
     softcap: float,
-    save: bool,
 ) -> tuple[
     torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
 ]:
-    """Allocates the outputs and launches the kernel; with ``save``, keeps what backward needs."""
-    n_columns = x.shape[-1]
-    n_rows = x.numel() // n_columns
-    compute = _compute_dtype(x)
-    loss = torch.empty(x.shape[:-1], dtype=compute, device=x.device)
-    lse = torch.empty(x.shape[:-1], dtype=compute, device=x.device)
-    m = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    others = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    s = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    if n_rows == 0:
+    """Allocates the outputs and launches the kernel; keeps what a backward will need."""
+    loss = torch.empty(call.shape[:-1], dtype=call.compute, device=call.device)
+    lse = torch.empty(call.shape[:-1], dtype=call.compute, device=call.device)
+    m = None
+    if call.is_differentiated:
+        m = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    others = None
+    if call.is_differentiated:
+        others = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    s = None
+    if call.is_differentiated:
+        s = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    if call.n_rows == 0:
         return loss, lse, m, others, s
 
+    call.forward.main(
+        (x, target, loss, lse, m, others, s), ignore_index, label_smoothing, z_loss, softcap
+    )
+    calls[call.forward.path] += 1
+    return loss, lse, m, others, s
+
+
+def _plan_forward(
+    call: _Call,
+    x: torch.Tensor,
+    target: torch.Tensor,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": cross_entropy_forward_resident,
         "streaming": cross_entropy_forward_streaming,
     }[plan.schedule]
-    with _on(x.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            target,
-            loss,
-            lse,
-            m,
-            others,
-            s,
-            _row_stride(x),
-            _row_stride(target, has_columns=False),
-            n_rows,
-            n_columns,
-            ignore_index,
-            label_smoothing,
-            z_loss,
-            softcap,
-            CAPPED=capped,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return loss, lse, m, others, s
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(x),
+        _row_stride(target, has_columns=False),
+        n_rows,
+        n_columns,
+        CAPPED=call.capped,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 def _backward(
@@ -298,56 +345,69 @@ def _backward(
     dlse: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
-    n_columns = ctx.shape[-1]
-    n_rows = ctx.shape.numel() // n_columns
-    compute, device = ctx.compute, ctx.device
-    if dloss is not None and _row_stride(dloss, has_columns=False) is None:
-        calls["backward.copied"] += 1
-        dloss = _copied(dloss)
-    if dlse is not None and _row_stride(dlse, has_columns=False) is None:
-        calls["backward.copied"] += 1
-        dlse = _copied(dlse)
+    call, needs = ctx.call, ctx.needs_input_grad
+    key = (needs, layout(dloss), layout(dlse))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(target), layout(m), layout(others), layout(s), layout(lse))
+    launches = call.backward.get(key)
+    if launches is None and call.n_rows > 0:
+        if dloss is not None and _row_stride(dloss, has_columns=False) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, x, target, m, others, s, lse, _copied(dloss), dlse)
+        if dlse is not None and _row_stride(dlse, has_columns=False) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, x, target, m, others, s, lse, dloss, _copied(dlse))
+        planned = _plan_backward(call, x, target, dloss, dlse)
+        launches = remember(call.backward, key, planned)
     dx = None
-    if ctx.needs_input_grad[0]:
-        dx = torch.empty(ctx.shape, dtype=ctx.dx_dtype, device=device)
-    if n_rows == 0:
+    if needs[0]:
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if launches is None:  # there are no rows
         return (dx,)
 
+    launches.main(
+        (x, target, m, others, s, lse, dloss, dlse, dx),
+        ctx.ignore_index,
+        ctx.label_smoothing,
+        ctx.z_loss,
+        ctx.softcap,
+    )
+    calls[launches.path] += 1
+    return (dx,)
+
+
+def _plan_backward(
+    call: _Call,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    dloss: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+) -> Launches:
+    """The launches for tensors like these and the gradients that are asked for."""
+    n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
     plan = backward_plan(n_columns, compute)
     kernel = {
         "resident": cross_entropy_backward_resident,
         "streaming": cross_entropy_backward_streaming,
     }[plan.schedule]
-    with _on(device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            target,
-            m,
-            others,
-            s,
-            lse,
-            dloss,
-            dlse,
-            dx,
-            _row_stride(x),
-            _row_stride(target, has_columns=False),
-            _row_stride(dloss, has_columns=False),
-            _row_stride(dlse, has_columns=False),
-            n_rows,
-            n_columns,
-            ctx.ignore_index,
-            ctx.label_smoothing,
-            ctx.z_loss,
-            ctx.softcap,
-            CAPPED=ctx.capped,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"backward.{plan.schedule}"] += 1
-    return (dx,)
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        device,
+        _row_stride(x),
+        _row_stride(target, has_columns=False),
+        _row_stride(dloss, has_columns=False),
+        _row_stride(dlse, has_columns=False),
+        n_rows,
+        n_columns,
+        CAPPED=call.capped,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"backward.{plan.schedule}", main)
 
 
 class Plan(NamedTuple):
@@ -476,9 +536,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -487,11 +545,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +20,7 @@ from .kernels import (
     dyt_forward_streaming,
     dyt_sum_groups,
 )
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -33,6 +33,8 @@ MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
+# So few tiles of rows are one group, which needs no second launch for its column sums.
+FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -48,6 +50,8 @@ INTERPRETED = not isinstance(dyt_forward_resident, triton.JITFunction)
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def dyt_reference(
@@ -91,45 +95,53 @@ def dyt(
 
     Source: Zhu and others 2025, arXiv:2503.10622
     """
-    _check_tensor("x", x, FLOATS)
-    if x.dim() == 0 or x.shape[-1] == 0:
-        shape = tuple(x.shape)
-        takes = "(..., N) with N of at least 1"
-        raise ValueError(f"dyt: x has shape {shape}; it takes {takes}")
-    _check_tensor("alpha", alpha, FLOATS)
-    _check_companion("alpha", alpha, torch.Size(), x)
-    if weight is not None:
-        _check_tensor("weight", weight, FLOATS)
-        _check_companion("weight", weight, x.shape[-1:], x)
-    if bias is not None:
-        _check_tensor("bias", bias, FLOATS)
-        _check_companion("bias", bias, x.shape[-1:], x)
+
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"dyt: on_unsupported is {on_unsupported!r}; it takes {takes}")
 
-    problem = _problem(x, alpha, weight, bias)
-    if problem and on_unsupported == "copy":
-        if _row_stride(x) is None:
-            x = _copied(x)
-        if _row_stride(alpha, has_columns=False) is None:
-            alpha = _copied(alpha)
-        if weight is not None and _row_stride(weight) is None:
-            weight = _copied(weight)
-        if bias is not None and _row_stride(bias) is None:
-            bias = _copied(bias)
+    key = (facts(x), facts(alpha), facts(weight), facts(bias), torch.is_grad_enabled())
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("x", x, FLOATS)
+        if x.dim() == 0 or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            takes = "(..., N) with N of at least 1"
+            raise ValueError(f"dyt: x has shape {shape}; it takes {takes}")
+        _check_tensor("alpha", alpha, FLOATS)
+        _check_companion("alpha", alpha, torch.Size(), x)
+        if weight is not None:
+            _check_tensor("weight", weight, FLOATS)
+            _check_companion("weight", weight, x.shape[-1:], x)
+        if bias is not None:
+            _check_tensor("bias", bias, FLOATS)
+            _check_companion("bias", bias, x.shape[-1:], x)
         problem = _problem(x, alpha, weight, bias)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        return dyt_reference(x, alpha, weight, bias).to(x.dtype)
-    if problem:
-        raise ValueError(f"dyt: {problem}")
+        if problem and on_unsupported == "copy":
+            if _row_stride(x) is None:
+                x = _copied(x)
+            if _row_stride(alpha, has_columns=False) is None:
+                alpha = _copied(alpha)
+            if weight is not None and _row_stride(weight) is None:
+                weight = _copied(weight)
+            if bias is not None and _row_stride(bias) is None:
+                bias = _copied(bias)
+            problem = _problem(x, alpha, weight, bias)
+            if not problem:
+                calls["forward.copied"] += 1
+                return dyt(x, alpha, weight, bias)
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            return dyt_reference(x, alpha, weight, bias).to(x.dtype)
+        if problem:
+            raise ValueError(f"dyt: {problem}")
+        call = remember(_remembered, key, _Call(x, alpha, weight, bias))
 
-    if _is_differentiated(x, alpha, weight, bias):
-        return _DytFunction.apply(x, alpha, weight, bias)
-    (y,) = _forward(x, alpha, weight, bias, save=False)
+    if call.is_differentiated or forward_ad._current_level >= 0:
+        is_transformed = torch._C._are_functorch_transforms_active() or UNKNOWN in key
+        apply = _DytFunction.apply if is_transformed else _apply
+        return apply(x, alpha, weight, bias, call)
+    (y,) = _forward(call, x, alpha, weight, bias)
     return y
 
 
@@ -143,15 +155,13 @@ class _DytFunction(torch.autograd.Function):
         alpha: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
+        call: _Call,
     ) -> torch.Tensor:
-        (y,) = _forward(x, alpha, weight, bias, save=True)
+        (y,) = _forward(call, x, alpha, weight, bias)
         ctx.save_for_backward(x, alpha, weight)
-        ctx.shape, ctx.device = x.shape, x.device
-        ctx.dx_dtype = x.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.dalpha_dtype = alpha.dtype
-        ctx.dweight_dtype = None if weight is None else weight.dtype
         ctx.dbias_dtype = None if bias is None else bias.dtype
-        ctx.compute = _compute_dtype(x, alpha, weight, bias)
         ctx.alpha_shape = alpha.shape
         return y
 
@@ -161,13 +171,19 @@ class _DytFunction(torch.autograd.Function):
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         x, alpha, weight = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = _backward(ctx, x, alpha, weight, dy)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
+            with torch.no_grad():
+                gradients = _backward(ctx, x, alpha, weight, dy)
             gradients = _once(gradients, x, alpha, weight, dy)
+        else:
+            gradients = _backward(ctx, x, alpha, weight, dy)
         dx, dalpha, dweight, dbias = gradients
-        return dx, dalpha, dweight, dbias
+        return dx, dalpha, dweight, dbias, None
+
+
+# What ``apply`` comes to outside of function transforms, in half the time.
+_apply = super(torch.autograd.Function, _DytFunction).apply
 
 
 class _Once(torch.autograd.Function):
@@ -192,44 +208,67 @@ def _once(
     return tuple(g if g is None else _Once.apply(g, *sources) for g in gradients)
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        alpha: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> None:
+        self.shape, self.device = x.shape, x.device
+        self.n_columns = x.shape[-1]
+        self.n_rows = x.numel() // self.n_columns
+        self.compute = _compute_dtype(x, alpha, weight, bias)
+        self.is_differentiated = _is_differentiated(x, alpha, weight, bias)
+        self.forward = _plan_forward(self, x)
+        self.backward: dict[object, Launches] = {}
+
+
 def _forward(
+    call: _Call,
     x: torch.Tensor,
     alpha: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
-    save: bool,
 ) -> tuple[torch.Tensor]:
-    """Allocates the outputs and launches the kernel; with ``save``, keeps what backward needs."""
-    n_columns = x.shape[-1]
-    n_rows = x.numel() // n_columns
-    compute = _compute_dtype(x, alpha, weight, bias)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if n_rows == 0:
+    """Allocates the outputs and launches the kernel; keeps what a backward will need."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if call.n_rows == 0:
         return (y,)
 
+    call.forward.main((x, alpha, weight, bias, y))
+    calls[call.forward.path] += 1
+    return (y,)
+
+
+def _plan_forward(
+    call: _Call,
+    x: torch.Tensor,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": dyt_forward_resident,
         "streaming": dyt_forward_streaming,
     }[plan.schedule]
-    with _on(x.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            alpha,
-            weight,
-            bias,
-            y,
-            _row_stride(x),
-            n_rows,
-            n_columns,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return (y,)
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(x),
+        n_rows,
+        n_columns,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 def _backward(
@@ -240,25 +279,30 @@ def _backward(
     dy: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
-    n_columns = ctx.shape[-1]
-    n_rows = ctx.shape.numel() // n_columns
-    compute, device = ctx.compute, ctx.device
-    if _row_stride(dy) is None:
-        calls["backward.copied"] += 1
-        dy = _copied(dy)
+    call, needs = ctx.call, ctx.needs_input_grad
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(alpha), layout(weight))
+    launches = call.backward.get(key)
+    if launches is None and call.n_rows > 0:
+        if _row_stride(dy) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, x, alpha, weight, _copied(dy))
+        planned = _plan_backward(call, needs, x, dy)
+        launches = remember(call.backward, key, planned)
     dx = None
-    if ctx.needs_input_grad[0]:
-        dx = torch.empty(ctx.shape, dtype=ctx.dx_dtype, device=device)
+    if needs[0]:
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dalpha = None
-    if ctx.needs_input_grad[1]:
-        dalpha = torch.empty(n_columns, dtype=compute, device=device)
+    if needs[1]:
+        dalpha = torch.empty(call.n_columns, dtype=call.compute, device=call.device)
     dweight = None
-    if ctx.needs_input_grad[2]:
-        dweight = torch.empty(n_columns, dtype=ctx.dweight_dtype, device=device)
+    if needs[2]:
+        dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     dbias = None
-    if ctx.needs_input_grad[3]:
-        dbias = torch.empty(n_columns, dtype=ctx.dbias_dtype, device=device)
-    if n_rows == 0:
+    if needs[3]:
+        dbias = torch.empty(call.n_columns, dtype=ctx.dbias_dtype, device=call.device)
+    if launches is None:  # there are no rows
         return (
             dx,
             (
@@ -270,81 +314,98 @@ def _backward(
             dbias.zero_() if dbias is not None else None,
         )
 
-    plan = backward_plan(n_columns, compute)
-    n_sums = sum(total is not None for total in [dalpha, dweight, dbias])
-    n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
-    stages = _stages(plan, x.itemsize + dy.itemsize, device)
-    dalpha_partial = None
-    if dalpha is not None:
-        dalpha_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
-    dweight_partial = None
-    if dweight is not None:
-        dweight_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
-    dbias_partial = None
-    if dbias is not None:
-        dbias_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
-    with _on(device):
-        if plan.schedule != "split":
-            dyt_backward_resident[(n_groups,)](
-                x,
-                alpha,
-                weight,
-                dy,
-                dx,
-                dalpha_partial,
-                dweight_partial,
-                dbias_partial,
-                _row_stride(x),
-                _row_stride(dy),
-                n_rows,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                STAGES=stages,
-                num_warps=plan.warps,
-                enable_fp_fusion=plan.rows == 1,
-            )
-        else:
-            dyt_backward_split_columns[(n_groups, triton.cdiv(n_columns, plan.block))](
-                x,
-                alpha,
-                weight,
-                dy,
-                dx,
-                dalpha_partial,
-                dweight_partial,
-                dbias_partial,
-                _row_stride(x),
-                _row_stride(dy),
-                n_rows,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                STAGES=stages,
-                num_warps=plan.warps,
-                enable_fp_fusion=plan.rows == 1,
-            )
-        if n_sums:
-            dyt_sum_groups[(triton.cdiv(n_columns, SUM_BLOCK),)](
-                dalpha_partial,
-                dweight_partial,
-                dbias_partial,
-                dalpha,
-                dweight,
-                dbias,
-                n_groups,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                GROUPS=SUM_GROUPS,
-                BLOCK=SUM_BLOCK,
-            )
-            calls["backward.column_sums"] += 1
+    dalpha_partial = dalpha
+    if dalpha is not None and launches.n_groups > 1:
+        dalpha_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    dweight_partial = dweight
+    if dweight is not None and launches.n_groups > 1:
+        dweight_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    dbias_partial = dbias
+    if dbias is not None and launches.n_groups > 1:
+        dbias_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    launches.main((x, alpha, weight, dy, dx, dalpha_partial, dweight_partial, dbias_partial))
+    if launches.sums is not None:
+        launches.sums((dalpha_partial, dweight_partial, dbias_partial, dalpha, dweight, dbias))
+    if launches.n_sums:
+        calls["backward.column_sums"] += 1
     if dalpha is not None:
         dalpha = _folded(dalpha, ctx.alpha_shape, ctx.dalpha_dtype)
-    calls[f"backward.{plan.schedule}"] += 1
+    calls[launches.path] += 1
     return dx, dalpha, dweight, dbias
+
+
+def _plan_backward(
+    call: _Call,
+    needs: tuple[bool, ...],
+    x: torch.Tensor,
+    dy: torch.Tensor,
+) -> Launches:
+    """The launches for tensors like these and the gradients that are asked for."""
+    n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
+    plan = backward_plan(n_columns, compute)
+    n_sums = sum([needs[1], needs[2], needs[3]])
+    n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
+    stages = _stages(plan, x.itemsize + dy.itemsize, device)
+    if plan.schedule != "split":
+        rows = None
+        main = Launch(
+            dyt_backward_resident,
+            (n_groups,),
+            device,
+            _row_stride(x),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            STAGES=stages,
+            num_warps=plan.warps,
+            enable_fp_fusion=plan.rows == 1,
+        )
+    else:
+        rows = None
+        main = Launch(
+            dyt_backward_split_columns,
+            (n_groups, triton.cdiv(n_columns, plan.block)),
+            device,
+            _row_stride(x),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            STAGES=stages,
+            num_warps=plan.warps,
+            enable_fp_fusion=plan.rows == 1,
+        )
+    sums = None
+    if n_groups > 1 and n_sums:
+        sums = Launch(
+            dyt_sum_groups,
+            (triton.cdiv(n_columns, SUM_BLOCK),),
+            device,
+            n_groups,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            GROUPS=SUM_GROUPS,
+            BLOCK=SUM_BLOCK,
+        )
+    return Launches(
+        f"backward.{plan.schedule}",
+        main,
+        rows,
+        sums=sums,
+        n_sums=n_sums,
+        n_groups=n_groups,
+    )
 
 
 class Plan(NamedTuple):
@@ -412,6 +473,8 @@ def _n_groups(
 
     ``scratch_bytes`` is what one column of one group takes.
     """
+    if scratch_bytes and n_rows <= FEW_TILES * plan.rows:
+        return 1
     column_tiles = triton.cdiv(n_columns, plan.block)
     filling = plan.programs * _multiprocessors(device) // column_tiles
     fitting = SCRATCH_BYTES // (n_columns * scratch_bytes) if scratch_bytes else filling
@@ -520,9 +583,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -531,11 +592,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

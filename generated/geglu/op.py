@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from .kernels import (
     geglu_forward_resident,
     geglu_forward_streaming,
 )
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -42,6 +42,8 @@ INTERPRETED = not isinstance(geglu_forward_resident, triton.JITFunction)
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def geglu_reference(
@@ -80,36 +82,43 @@ def geglu(
 
     Source: Shazeer 2020, arXiv:2002.05202
     """
-    _check_tensor("gate", gate, FLOATS)
-    if gate.dim() == 0 or gate.shape[-1] == 0:
-        shape = tuple(gate.shape)
-        takes = "(..., N) with N of at least 1"
-        raise ValueError(f"geglu: gate has shape {shape}; it takes {takes}")
-    _check_tensor("up", up, FLOATS)
-    _check_companion("up", up, gate.shape, gate)
     _check_bool("approximate", approximate)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"geglu: on_unsupported is {on_unsupported!r}; it takes {takes}")
 
-    problem = _problem(gate, up)
-    if problem and on_unsupported == "copy":
-        if _row_stride(gate) is None:
-            gate = _copied(gate)
-        if _row_stride(up) is None:
-            up = _copied(up)
+    key = (facts(gate), facts(up), approximate, torch.is_grad_enabled())
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("gate", gate, FLOATS)
+        if gate.dim() == 0 or gate.shape[-1] == 0:
+            shape = tuple(gate.shape)
+            takes = "(..., N) with N of at least 1"
+            raise ValueError(f"geglu: gate has shape {shape}; it takes {takes}")
+        _check_tensor("up", up, FLOATS)
+        _check_companion("up", up, gate.shape, gate)
         problem = _problem(gate, up)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        return geglu_reference(gate, up, approximate).to(gate.dtype)
-    if problem:
-        raise ValueError(f"geglu: {problem}")
+        if problem and on_unsupported == "copy":
+            if _row_stride(gate) is None:
+                gate = _copied(gate)
+            if _row_stride(up) is None:
+                up = _copied(up)
+            problem = _problem(gate, up)
+            if not problem:
+                calls["forward.copied"] += 1
+                return geglu(gate, up, approximate=approximate)
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            return geglu_reference(gate, up, approximate).to(gate.dtype)
+        if problem:
+            raise ValueError(f"geglu: {problem}")
+        call = remember(_remembered, key, _Call(gate, up, approximate))
 
-    if _is_differentiated(gate, up):
-        return _GegluFunction.apply(gate, up, approximate)
-    (y,) = _forward(gate, up, approximate, save=False)
+    if call.is_differentiated or forward_ad._current_level >= 0:
+        is_transformed = torch._C._are_functorch_transforms_active() or UNKNOWN in key
+        apply = _GegluFunction.apply if is_transformed else _apply
+        return apply(gate, up, call)
+    (y,) = _forward(call, gate, up)
     return y
 
 
@@ -121,15 +130,11 @@ class _GegluFunction(torch.autograd.Function):
         ctx: Any,
         gate: torch.Tensor,
         up: torch.Tensor,
-        approximate: bool,
+        call: _Call,
     ) -> torch.Tensor:
-        (y,) = _forward(gate, up, approximate, save=True)
+        (y,) = _forward(call, gate, up)
         ctx.save_for_backward(gate, up)
-        ctx.shape, ctx.device = gate.shape, gate.device
-        ctx.dgate_dtype = gate.dtype
-        ctx.dup_dtype = up.dtype
-        ctx.compute = _compute_dtype(gate, up)
-        ctx.approximate = approximate
+        ctx.call, ctx.are_hooked = call, are_hooked()
         return y
 
     @staticmethod
@@ -138,13 +143,19 @@ class _GegluFunction(torch.autograd.Function):
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = _backward(ctx, gate, up, dy)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
+            with torch.no_grad():
+                gradients = _backward(ctx, gate, up, dy)
             gradients = _once(gradients, gate, up, dy)
+        else:
+            gradients = _backward(ctx, gate, up, dy)
         dgate, dup = gradients
         return dgate, dup, None
+
+
+# What ``apply`` comes to outside of function transforms, in half the time.
+_apply = super(torch.autograd.Function, _GegluFunction).apply
 
 
 class _Once(torch.autograd.Function):
@@ -169,43 +180,68 @@ def _once(
     return tuple(g if g is None else _Once.apply(g, *sources) for g in gradients)
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        approximate: bool,
+    ) -> None:
+        self.shape, self.device = gate.shape, gate.device
+        self.n_columns = gate.shape[-1]
+        self.n_rows = gate.numel() // self.n_columns
+        self.compute = _compute_dtype(gate, up)
+        self.is_differentiated = _is_differentiated(gate, up)
+        self.approximate = approximate
+        self.forward = _plan_forward(self, gate, up)
+        self.backward: dict[object, Launches] = {}
+
+
 def _forward(
+    call: _Call,
     gate: torch.Tensor,
     up: torch.Tensor,
-    approximate: bool,
-    save: bool,
 ) -> tuple[torch.Tensor]:
-    """Allocates the outputs and launches the kernel; with ``save``, keeps what backward needs."""
-    n_columns = gate.shape[-1]
-    n_rows = gate.numel() // n_columns
-    compute = _compute_dtype(gate, up)
-    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    if n_rows == 0:
+    """Allocates the outputs and launches the kernel; keeps what a backward will need."""
+    y = torch.empty_like(gate, memory_format=torch.contiguous_format)
+    if call.n_rows == 0:
         return (y,)
 
+    call.forward.main((gate, up, y))
+    calls[call.forward.path] += 1
+    return (y,)
+
+
+def _plan_forward(
+    call: _Call,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": geglu_forward_resident,
         "streaming": geglu_forward_streaming,
     }[plan.schedule]
-    with _on(gate.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            gate,
-            up,
-            y,
-            _row_stride(gate),
-            _row_stride(up),
-            n_rows,
-            n_columns,
-            APPROXIMATE=approximate,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return (y,)
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(gate),
+        _row_stride(up),
+        n_rows,
+        n_columns,
+        APPROXIMATE=call.approximate,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 def _backward(
@@ -215,47 +251,61 @@ def _backward(
     dy: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
-    n_columns = ctx.shape[-1]
-    n_rows = ctx.shape.numel() // n_columns
-    compute, device = ctx.compute, ctx.device
-    if _row_stride(dy) is None:
-        calls["backward.copied"] += 1
-        dy = _copied(dy)
+    call, needs = ctx.call, ctx.needs_input_grad
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(gate), layout(up))
+    launches = call.backward.get(key)
+    if launches is None and call.n_rows > 0:
+        if _row_stride(dy) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, gate, up, _copied(dy))
+        planned = _plan_backward(call, gate, up, dy)
+        launches = remember(call.backward, key, planned)
     dgate = None
-    if ctx.needs_input_grad[0]:
-        dgate = torch.empty(ctx.shape, dtype=ctx.dgate_dtype, device=device)
+    if needs[0]:
+        dgate = torch.empty_like(gate, memory_format=torch.contiguous_format)
     dup = None
-    if ctx.needs_input_grad[1]:
-        dup = torch.empty(ctx.shape, dtype=ctx.dup_dtype, device=device)
-    if n_rows == 0:
+    if needs[1]:
+        dup = torch.empty_like(up, memory_format=torch.contiguous_format)
+    if launches is None:  # there are no rows
         return dgate, dup
 
+    launches.main((gate, up, dy, dgate, dup))
+    calls[launches.path] += 1
+    return dgate, dup
+
+
+def _plan_backward(
+    call: _Call,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    dy: torch.Tensor,
+) -> Launches:
+    """The launches for tensors like these and the gradients that are asked for."""
+    n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
     plan = backward_plan(n_columns, compute)
     kernel = {
         "resident": geglu_backward_resident,
         "streaming": geglu_backward_streaming,
     }[plan.schedule]
-    with _on(device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            gate,
-            up,
-            dy,
-            dgate,
-            dup,
-            _row_stride(gate),
-            _row_stride(up),
-            _row_stride(dy),
-            n_rows,
-            n_columns,
-            APPROXIMATE=ctx.approximate,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"backward.{plan.schedule}"] += 1
-    return dgate, dup
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        device,
+        _row_stride(gate),
+        _row_stride(up),
+        _row_stride(dy),
+        n_rows,
+        n_columns,
+        APPROXIMATE=call.approximate,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"backward.{plan.schedule}", main)
 
 
 class Plan(NamedTuple):
@@ -383,9 +433,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -394,11 +442,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from .kernels import (
     jsd_forward_resident,
     jsd_forward_streaming,
 )
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -43,6 +43,8 @@ INTERPRETED = not isinstance(jsd_forward_resident, triton.JITFunction)
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def jsd_reference(
@@ -93,37 +95,44 @@ def jsd(
 
     Source: Agarwal and others 2023, arXiv:2306.13649; beta 0 and 1 as in Liger-Kernel
     """
-    _check_tensor("x", x, FLOATS)
-    if x.dim() == 0 or x.shape[-1] == 0:
-        shape = tuple(x.shape)
-        takes = "(..., N) with N of at least 1"
-        raise ValueError(f"jsd: x has shape {shape}; it takes {takes}")
-    _check_tensor("target", target, FLOATS)
-    _check_companion("target", target, x.shape, x)
     beta = _check_float("beta", beta, "a finite float from 0 to 1", 0.0, 1.0)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"jsd: on_unsupported is {on_unsupported!r}; it takes {takes}")
 
-    problem = _problem(x, target)
-    if problem and on_unsupported == "copy":
-        if _row_stride(x) is None:
-            x = _copied(x)
-        if _row_stride(target) is None:
-            target = _copied(target)
+    key = (facts(x), facts(target), torch.is_grad_enabled())
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("x", x, FLOATS)
+        if x.dim() == 0 or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            takes = "(..., N) with N of at least 1"
+            raise ValueError(f"jsd: x has shape {shape}; it takes {takes}")
+        _check_tensor("target", target, FLOATS)
+        _check_companion("target", target, x.shape, x)
         problem = _problem(x, target)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        compute = _compute_dtype(x, target)
-        return jsd_reference(x, target, beta).to(compute)
-    if problem:
-        raise ValueError(f"jsd: {problem}")
+        if problem and on_unsupported == "copy":
+            if _row_stride(x) is None:
+                x = _copied(x)
+            if _row_stride(target) is None:
+                target = _copied(target)
+            problem = _problem(x, target)
+            if not problem:
+                calls["forward.copied"] += 1
+                return jsd(x, target, beta=beta)
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            compute = _compute_dtype(x, target)
+            return jsd_reference(x, target, beta).to(compute)
+        if problem:
+            raise ValueError(f"jsd: {problem}")
+        call = remember(_remembered, key, _Call(x, target))
 
-    if _is_differentiated(x, target):
-        return _JsdFunction.apply(x, target, beta)
-    (loss,) = _forward(x, target, beta, save=False)
+    if call.is_differentiated or forward_ad._current_level >= 0:
+        is_transformed = torch._C._are_functorch_transforms_active() or UNKNOWN in key
+        apply = _JsdFunction.apply if is_transformed else _apply
+        return apply(x, target, beta, call)
+    (loss,) = _forward(call, x, target, beta)
     return loss
 
 
@@ -136,12 +145,11 @@ class _JsdFunction(torch.autograd.Function):
         x: torch.Tensor,
         target: torch.Tensor,
         beta: float,
+        call: _Call,
     ) -> torch.Tensor:
-        (loss,) = _forward(x, target, beta, save=True)
+        (loss,) = _forward(call, x, target, beta)
         ctx.save_for_backward(x, target)
-        ctx.shape, ctx.device = x.shape, x.device
-        ctx.dx_dtype = x.dtype
-        ctx.compute = _compute_dtype(x, target)
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.beta = beta
         return loss
 
@@ -151,13 +159,19 @@ class _JsdFunction(torch.autograd.Function):
         dloss: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         x, target = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = _backward(ctx, x, target, dloss)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
+            with torch.no_grad():
+                gradients = _backward(ctx, x, target, dloss)
             gradients = _once(gradients, x, target, dloss)
+        else:
+            gradients = _backward(ctx, x, target, dloss)
         (dx,) = gradients
-        return dx, None, None
+        return dx, None, None, None
+
+
+# What ``apply`` comes to outside of function transforms, in half the time.
+_apply = super(torch.autograd.Function, _JsdFunction).apply
 
 
 class _Once(torch.autograd.Function):
@@ -182,43 +196,66 @@ def _once(
     return tuple(g if g is None else _Once.apply(g, *sources) for g in gradients)
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        target: torch.Tensor,
+    ) -> None:
+        self.shape, self.device = x.shape, x.device
+        self.n_columns = x.shape[-1]
+        self.n_rows = x.numel() // self.n_columns
+        self.compute = _compute_dtype(x, target)
+        self.is_differentiated = _is_differentiated(x, target)
+        self.forward = _plan_forward(self, x, target)
+        self.backward: dict[object, Launches] = {}
+
+
 def _forward(
+    call: _Call,
     x: torch.Tensor,
     target: torch.Tensor,
     beta: float,
-    save: bool,
 ) -> tuple[torch.Tensor]:
-    """Allocates the outputs and launches the kernel; with ``save``, keeps what backward needs."""
-    n_columns = x.shape[-1]
-    n_rows = x.numel() // n_columns
-    compute = _compute_dtype(x, target)
-    loss = torch.empty(x.shape[:-1], dtype=compute, device=x.device)
-    if n_rows == 0:
+    """Allocates the outputs and launches the kernel; keeps what a backward will need."""
+    loss = torch.empty(call.shape[:-1], dtype=call.compute, device=call.device)
+    if call.n_rows == 0:
         return (loss,)
 
+    call.forward.main((x, target, loss), beta)
+    calls[call.forward.path] += 1
+    return (loss,)
+
+
+def _plan_forward(
+    call: _Call,
+    x: torch.Tensor,
+    target: torch.Tensor,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": jsd_forward_resident,
         "streaming": jsd_forward_streaming,
     }[plan.schedule]
-    with _on(x.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            target,
-            loss,
-            _row_stride(x),
-            _row_stride(target),
-            n_rows,
-            n_columns,
-            beta,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return (loss,)
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(x),
+        _row_stride(target),
+        n_rows,
+        n_columns,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 def _backward(
@@ -228,43 +265,57 @@ def _backward(
     dloss: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
-    n_columns = ctx.shape[-1]
-    n_rows = ctx.shape.numel() // n_columns
-    compute, device = ctx.compute, ctx.device
-    if _row_stride(dloss, has_columns=False) is None:
-        calls["backward.copied"] += 1
-        dloss = _copied(dloss)
+    call, needs = ctx.call, ctx.needs_input_grad
+    key = (needs, layout(dloss))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(target))
+    launches = call.backward.get(key)
+    if launches is None and call.n_rows > 0:
+        if _row_stride(dloss, has_columns=False) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, x, target, _copied(dloss))
+        planned = _plan_backward(call, x, target, dloss)
+        launches = remember(call.backward, key, planned)
     dx = None
-    if ctx.needs_input_grad[0]:
-        dx = torch.empty(ctx.shape, dtype=ctx.dx_dtype, device=device)
-    if n_rows == 0:
+    if needs[0]:
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if launches is None:  # there are no rows
         return (dx,)
 
+    launches.main((x, target, dloss, dx), ctx.beta)
+    calls[launches.path] += 1
+    return (dx,)
+
+
+def _plan_backward(
+    call: _Call,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    dloss: torch.Tensor,
+) -> Launches:
+    """The launches for tensors like these and the gradients that are asked for."""
+    n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
     plan = backward_plan(n_columns, compute)
     kernel = {
         "resident": jsd_backward_resident,
         "streaming": jsd_backward_streaming,
     }[plan.schedule]
-    with _on(device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            target,
-            dloss,
-            dx,
-            _row_stride(x),
-            _row_stride(target),
-            _row_stride(dloss, has_columns=False),
-            n_rows,
-            n_columns,
-            ctx.beta,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"backward.{plan.schedule}"] += 1
-    return (dx,)
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        device,
+        _row_stride(x),
+        _row_stride(target),
+        _row_stride(dloss, has_columns=False),
+        n_rows,
+        n_columns,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"backward.{plan.schedule}", main)
 
 
 class Plan(NamedTuple):
@@ -393,9 +444,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -404,11 +453,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

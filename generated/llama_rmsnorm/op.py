@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +26,7 @@ from .kernels import (
     llama_rmsnorm_forward_streaming,
     llama_rmsnorm_sum_groups,
 )
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -39,6 +39,8 @@ MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
+# So few tiles of rows are one group, which needs no second launch for its column sums.
+FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -56,6 +58,8 @@ INTERPRETED = not isinstance(llama_rmsnorm_forward_resident, triton.JITFunction)
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def llama_rmsnorm_reference(
@@ -94,36 +98,43 @@ def llama_rmsnorm(
 
     Source: Touvron and others 2023, arXiv:2302.13971, as in Hugging Face transformers
     """
-    _check_tensor("x", x, FLOATS)
-    if x.dim() == 0 or x.shape[-1] == 0:
-        shape = tuple(x.shape)
-        takes = "(..., N) with N of at least 1"
-        raise ValueError(f"llama_rmsnorm: x has shape {shape}; it takes {takes}")
-    _check_tensor("weight", weight, FLOATS)
-    _check_companion("weight", weight, x.shape[-1:], x)
     eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"llama_rmsnorm: on_unsupported is {on_unsupported!r}; it takes {takes}")
 
-    problem = _problem(x, weight)
-    if problem and on_unsupported == "copy":
-        if _row_stride(x) is None:
-            x = _copied(x)
-        if _row_stride(weight) is None:
-            weight = _copied(weight)
+    key = (facts(x), facts(weight), torch.is_grad_enabled())
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("x", x, FLOATS)
+        if x.dim() == 0 or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            takes = "(..., N) with N of at least 1"
+            raise ValueError(f"llama_rmsnorm: x has shape {shape}; it takes {takes}")
+        _check_tensor("weight", weight, FLOATS)
+        _check_companion("weight", weight, x.shape[-1:], x)
         problem = _problem(x, weight)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        return llama_rmsnorm_reference(x, weight, eps).to(x.dtype)
-    if problem:
-        raise ValueError(f"llama_rmsnorm: {problem}")
+        if problem and on_unsupported == "copy":
+            if _row_stride(x) is None:
+                x = _copied(x)
+            if _row_stride(weight) is None:
+                weight = _copied(weight)
+            problem = _problem(x, weight)
+            if not problem:
+                calls["forward.copied"] += 1
+                return llama_rmsnorm(x, weight, eps=eps)
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            return llama_rmsnorm_reference(x, weight, eps).to(x.dtype)
+        if problem:
+            raise ValueError(f"llama_rmsnorm: {problem}")
+        call = remember(_remembered, key, _Call(x, weight))
 
-    if _is_differentiated(x, weight):
-        return _LlamaRMSNormFunction.apply(x, weight, eps)
-    y, *_ = _forward(x, weight, eps, save=False)
+    if call.is_differentiated or forward_ad._current_level >= 0:
+        is_transformed = torch._C._are_functorch_transforms_active() or UNKNOWN in key
+        apply = _LlamaRMSNormFunction.apply if is_transformed else _apply
+        return apply(x, weight, eps, call)
+    y, *_ = _forward(call, x, weight, eps)
     return y
 
 
@@ -161,13 +172,11 @@ class _LlamaRMSNormFunction(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         eps: float,
+        call: _Call,
     ) -> torch.Tensor:
-        y, rstd = _forward(x, weight, eps, save=True)
+        y, rstd = _forward(call, x, weight, eps)
         ctx.save_for_backward(x, weight, rstd)
-        ctx.shape, ctx.device = x.shape, x.device
-        ctx.dx_dtype = x.dtype
-        ctx.dweight_dtype = weight.dtype
-        ctx.compute = _compute_dtype(x, weight)
+        ctx.call, ctx.are_hooked = call, are_hooked()
         return y
 
     @staticmethod
@@ -176,13 +185,19 @@ class _LlamaRMSNormFunction(torch.autograd.Function):
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         x, weight, rstd = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = _backward(ctx, x, weight, rstd, dy)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
+            with torch.no_grad():
+                gradients = _backward(ctx, x, weight, rstd, dy)
             gradients = _once(gradients, x, weight, rstd, dy)
+        else:
+            gradients = _backward(ctx, x, weight, rstd, dy)
         dx, dweight = gradients
-        return dx, dweight, None
+        return dx, dweight, None, None
+
+
+# What ``apply`` comes to outside of function transforms, in half the time.
+_apply = super(torch.autograd.Function, _LlamaRMSNormFunction).apply
 
 
 class _Once(torch.autograd.Function):
@@ -207,45 +222,68 @@ def _once(
     return tuple(g if g is None else _Once.apply(g, *sources) for g in gradients)
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+    ) -> None:
+        self.shape, self.device = x.shape, x.device
+        self.n_columns = x.shape[-1]
+        self.n_rows = x.numel() // self.n_columns
+        self.compute = _compute_dtype(x, weight)
+        self.is_differentiated = _is_differentiated(x, weight)
+        self.forward = _plan_forward(self, x)
+        self.backward: dict[object, Launches] = {}
+
+
 def _forward(
+    call: _Call,
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-    save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Allocates the outputs and launches the kernel; with ``save``, keeps what backward needs."""
-    n_columns = x.shape[-1]
-    n_rows = x.numel() // n_columns
-    compute = _compute_dtype(x, weight)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rstd = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    if n_rows == 0:
+    """Allocates the outputs and launches the kernel; keeps what a backward will need."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    rstd = None
+    if call.is_differentiated:
+        rstd = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    if call.n_rows == 0:
         return y, rstd
 
+    call.forward.main((x, weight, y, rstd), eps)
+    calls[call.forward.path] += 1
+    return y, rstd
+
+
+def _plan_forward(
+    call: _Call,
+    x: torch.Tensor,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": llama_rmsnorm_forward_resident,
         "reload": llama_rmsnorm_forward_reload,
         "streaming": llama_rmsnorm_forward_streaming,
     }[plan.schedule]
-    with _on(x.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            weight,
-            y,
-            rstd,
-            _row_stride(x),
-            n_rows,
-            n_columns,
-            eps,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return y, rstd
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(x),
+        n_rows,
+        n_columns,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 def _backward(
@@ -256,103 +294,129 @@ def _backward(
     dy: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
-    n_columns = ctx.shape[-1]
-    n_rows = ctx.shape.numel() // n_columns
-    compute, device = ctx.compute, ctx.device
-    if _row_stride(dy) is None:
-        calls["backward.copied"] += 1
-        dy = _copied(dy)
+    call, needs = ctx.call, ctx.needs_input_grad
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(weight), layout(rstd))
+    launches = call.backward.get(key)
+    if launches is None and call.n_rows > 0:
+        if _row_stride(dy) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, x, weight, rstd, _copied(dy))
+        planned = _plan_backward(call, needs, x, dy)
+        launches = remember(call.backward, key, planned)
     dx = None
-    if ctx.needs_input_grad[0]:
-        dx = torch.empty(ctx.shape, dtype=ctx.dx_dtype, device=device)
+    if needs[0]:
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dweight = None
-    if ctx.needs_input_grad[1]:
-        dweight = torch.empty(n_columns, dtype=ctx.dweight_dtype, device=device)
-    if n_rows == 0:
+    if needs[1]:
+        dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    if launches is None:  # there are no rows
         return dx, dweight.zero_() if dweight is not None else None
 
+    dweight_partial = dweight
+    if dweight is not None and launches.n_groups > 1:
+        dweight_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    mean_g_xhat = None
+    if launches.rows is not None and dx is not None:
+        mean_g_xhat = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        launches.rows((x, weight, rstd, dy, mean_g_xhat))
+    if launches.path != "backward.split":
+        launches.main((x, weight, rstd, dy, dx, dweight_partial))
+    else:
+        launches.main((x, weight, rstd, dy, mean_g_xhat, dx, dweight_partial))
+    if launches.sums is not None:
+        launches.sums((dweight_partial, dweight))
+    if launches.n_sums:
+        calls["backward.column_sums"] += 1
+    calls[launches.path] += 1
+    return dx, dweight
+
+
+def _plan_backward(
+    call: _Call,
+    needs: tuple[bool, ...],
+    x: torch.Tensor,
+    dy: torch.Tensor,
+) -> Launches:
+    """The launches for tensors like these and the gradients that are asked for."""
+    n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
     plan = backward_plan(n_columns, compute)
-    n_sums = sum(total is not None for total in [dweight])
+    n_sums = sum([needs[1]])
     n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
     stages = _stages(plan, x.itemsize + dy.itemsize, device)
-    dweight_partial = None
-    if dweight is not None:
-        dweight_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
-    with _on(device):
-        if plan.schedule != "split":
-            kernel = {
-                "resident": llama_rmsnorm_backward_resident,
-                "reload": llama_rmsnorm_backward_reload,
-            }[plan.schedule]
-            kernel[(n_groups,)](
-                x,
-                weight,
-                rstd,
-                dy,
-                dx,
-                dweight_partial,
-                _row_stride(x),
-                _row_stride(dy),
-                n_rows,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                STAGES=stages,
-                num_warps=plan.warps,
-                enable_fp_fusion=plan.rows == 1,
-            )
-        else:
-            mean_g_xhat = None
-            if dx is not None:
-                mean_g_xhat = torch.empty(n_rows, dtype=compute, device=device)
-                llama_rmsnorm_backward_split_rows[(n_rows,)](
-                    x,
-                    weight,
-                    rstd,
-                    dy,
-                    mean_g_xhat,
-                    _row_stride(x),
-                    _row_stride(dy),
-                    n_rows,
-                    n_columns,
-                    COMPUTE=TRITON_DTYPES[compute],
-                    ROWS=1,
-                    BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
-                    num_warps=16,
-                )
-            llama_rmsnorm_backward_split_columns[(n_groups, triton.cdiv(n_columns, plan.block))](
-                x,
-                weight,
-                rstd,
-                dy,
-                mean_g_xhat,
-                dx,
-                dweight_partial,
-                _row_stride(x),
-                _row_stride(dy),
-                n_rows,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                STAGES=stages,
-                num_warps=plan.warps,
-                enable_fp_fusion=plan.rows == 1,
-            )
-        if n_sums:
-            llama_rmsnorm_sum_groups[(triton.cdiv(n_columns, SUM_BLOCK),)](
-                dweight_partial,
-                dweight,
-                n_groups,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                GROUPS=SUM_GROUPS,
-                BLOCK=SUM_BLOCK,
-            )
-            calls["backward.column_sums"] += 1
-    calls[f"backward.{plan.schedule}"] += 1
-    return dx, dweight
+    if plan.schedule != "split":
+        rows = None
+        kernel = {
+            "resident": llama_rmsnorm_backward_resident,
+            "reload": llama_rmsnorm_backward_reload,
+        }[plan.schedule]
+        main = Launch(
+            kernel,
+            (n_groups,),
+            device,
+            _row_stride(x),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            STAGES=stages,
+            num_warps=plan.warps,
+            enable_fp_fusion=plan.rows == 1,
+        )
+    else:
+        rows = Launch(
+            llama_rmsnorm_backward_split_rows,
+            (n_rows,),
+            device,
+            _row_stride(x),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=1,
+            BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
+            num_warps=16,
+        )
+        main = Launch(
+            llama_rmsnorm_backward_split_columns,
+            (n_groups, triton.cdiv(n_columns, plan.block)),
+            device,
+            _row_stride(x),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            STAGES=stages,
+            num_warps=plan.warps,
+            enable_fp_fusion=plan.rows == 1,
+        )
+    sums = None
+    if n_groups > 1 and n_sums:
+        sums = Launch(
+            llama_rmsnorm_sum_groups,
+            (triton.cdiv(n_columns, SUM_BLOCK),),
+            device,
+            n_groups,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            GROUPS=SUM_GROUPS,
+            BLOCK=SUM_BLOCK,
+        )
+    return Launches(
+        f"backward.{plan.schedule}",
+        main,
+        rows,
+        sums=sums,
+        n_sums=n_sums,
+        n_groups=n_groups,
+    )
 
 
 class Plan(NamedTuple):
@@ -427,6 +491,8 @@ def _n_groups(
 
     ``scratch_bytes`` is what one column of one group takes.
     """
+    if scratch_bytes and n_rows <= FEW_TILES * plan.rows:
+        return 1
     column_tiles = triton.cdiv(n_columns, plan.block)
     filling = plan.programs * _multiprocessors(device) // column_tiles
     fitting = SCRATCH_BYTES // (n_columns * scratch_bytes) if scratch_bytes else filling
@@ -525,9 +591,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -536,11 +600,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +24,7 @@ from .kernels import (
     modulated_layernorm_forward_streaming,
     modulated_layernorm_sum_groups,
 )
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -37,6 +37,8 @@ MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
+# So few tiles of rows are one group, which needs no second launch for its column sums.
+FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -52,6 +54,8 @@ INTERPRETED = not isinstance(modulated_layernorm_forward_resident, triton.JITFun
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def modulated_layernorm_reference(
@@ -97,17 +101,6 @@ def modulated_layernorm(
 
     Source: Peebles and Xie 2022, arXiv:2212.09748
     """
-    _check_tensor("x", x, FLOATS)
-    if x.dim() < 2 or x.shape[-1] == 0:
-        shape = tuple(x.shape)
-        takes = "(..., T, N) with N of at least 1"
-        raise ValueError(f"modulated_layernorm: x has shape {shape}; it takes {takes}")
-    if scale is not None:
-        _check_tensor("scale", scale, FLOATS)
-        _check_companion("scale", scale, x.shape[:-2] + x.shape[-1:], x)
-    if shift is not None:
-        _check_tensor("shift", shift, FLOATS)
-        _check_companion("shift", shift, x.shape[:-2] + x.shape[-1:], x)
     eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
@@ -115,26 +108,44 @@ def modulated_layernorm(
             f"modulated_layernorm: on_unsupported is {on_unsupported!r}; it takes {takes}"
         )
 
-    problem = _problem(x, scale, shift)
-    if problem and on_unsupported == "copy":
-        if _row_stride(x) is None:
-            x = _copied(x)
-        if scale is not None and _row_stride(scale) is None:
-            scale = _copied(scale)
-        if shift is not None and _row_stride(shift) is None:
-            shift = _copied(shift)
+    key = (facts(x), facts(scale), facts(shift), torch.is_grad_enabled())
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("x", x, FLOATS)
+        if x.dim() < 2 or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            takes = "(..., T, N) with N of at least 1"
+            raise ValueError(f"modulated_layernorm: x has shape {shape}; it takes {takes}")
+        if scale is not None:
+            _check_tensor("scale", scale, FLOATS)
+            _check_companion("scale", scale, x.shape[:-2] + x.shape[-1:], x)
+        if shift is not None:
+            _check_tensor("shift", shift, FLOATS)
+            _check_companion("shift", shift, x.shape[:-2] + x.shape[-1:], x)
         problem = _problem(x, scale, shift)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        return modulated_layernorm_reference(x, scale, shift, eps).to(x.dtype)
-    if problem:
-        raise ValueError(f"modulated_layernorm: {problem}")
+        if problem and on_unsupported == "copy":
+            if _row_stride(x) is None:
+                x = _copied(x)
+            if scale is not None and _row_stride(scale) is None:
+                scale = _copied(scale)
+            if shift is not None and _row_stride(shift) is None:
+                shift = _copied(shift)
+            problem = _problem(x, scale, shift)
+            if not problem:
+                calls["forward.copied"] += 1
+                return modulated_layernorm(x, scale, shift, eps=eps)
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            return modulated_layernorm_reference(x, scale, shift, eps).to(x.dtype)
+        if problem:
+            raise ValueError(f"modulated_layernorm: {problem}")
+        call = remember(_remembered, key, _Call(x, scale, shift))
 
-    if _is_differentiated(x, scale, shift):
-        return _ModulatedLayernormFunction.apply(x, scale, shift, eps)
-    y, *_ = _forward(x, scale, shift, eps, save=False)
+    if call.is_differentiated or forward_ad._current_level >= 0:
+        is_transformed = torch._C._are_functorch_transforms_active() or UNKNOWN in key
+        apply = _ModulatedLayernormFunction.apply if is_transformed else _apply
+        return apply(x, scale, shift, eps, call)
+    y, *_ = _forward(call, x, scale, shift, eps)
     return y
 
 
@@ -148,14 +159,12 @@ class _ModulatedLayernormFunction(torch.autograd.Function):
         scale: torch.Tensor | None,
         shift: torch.Tensor | None,
         eps: float,
+        call: _Call,
     ) -> torch.Tensor:
-        y, mu, rstd = _forward(x, scale, shift, eps, save=True)
+        y, mu, rstd = _forward(call, x, scale, shift, eps)
         ctx.save_for_backward(x, scale, mu, rstd)
-        ctx.shape, ctx.device = x.shape, x.device
-        ctx.dx_dtype = x.dtype
-        ctx.dscale_dtype = None if scale is None else scale.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.dshift_dtype = None if shift is None else shift.dtype
-        ctx.compute = _compute_dtype(x, scale, shift)
         return y
 
     @staticmethod
@@ -164,13 +173,19 @@ class _ModulatedLayernormFunction(torch.autograd.Function):
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         x, scale, mu, rstd = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = _backward(ctx, x, scale, mu, rstd, dy)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
+            with torch.no_grad():
+                gradients = _backward(ctx, x, scale, mu, rstd, dy)
             gradients = _once(gradients, x, scale, mu, rstd, dy)
+        else:
+            gradients = _backward(ctx, x, scale, mu, rstd, dy)
         dx, dscale, dshift = gradients
-        return dx, dscale, dshift, None
+        return dx, dscale, dshift, None, None
+
+
+# What ``apply`` comes to outside of function transforms, in half the time.
+_apply = super(torch.autograd.Function, _ModulatedLayernormFunction).apply
 
 
 class _Once(torch.autograd.Function):
@@ -195,52 +210,78 @@ def _once(
     return tuple(g if g is None else _Once.apply(g, *sources) for g in gradients)
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        scale: torch.Tensor | None,
+        shift: torch.Tensor | None,
+    ) -> None:
+        self.shape, self.device = x.shape, x.device
+        self.n_columns = x.shape[-1]
+        self.n_rows = x.numel() // self.n_columns
+        self.compute = _compute_dtype(x, scale, shift)
+        self.is_differentiated = _is_differentiated(x, scale, shift)
+        self.forward = _plan_forward(self, x, scale, shift)
+        self.backward: dict[object, Launches] = {}
+
+
 def _forward(
+    call: _Call,
     x: torch.Tensor,
     scale: torch.Tensor | None,
     shift: torch.Tensor | None,
     eps: float,
-    save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Allocates the outputs and launches the kernel; with ``save``, keeps what backward needs."""
-    n_columns = x.shape[-1]
-    n_rows = x.numel() // n_columns
-    n_places = x.shape[-2]
-    compute = _compute_dtype(x, scale, shift)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    mu = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    rstd = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    if n_rows == 0:
+    """Allocates the outputs and launches the kernel; keeps what a backward will need."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    mu = None
+    if call.is_differentiated:
+        mu = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    rstd = None
+    if call.is_differentiated:
+        rstd = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    if call.n_rows == 0:
         return y, mu, rstd
 
+    call.forward.main((x, scale, shift, y, mu, rstd), eps)
+    calls[call.forward.path] += 1
+    return y, mu, rstd
+
+
+def _plan_forward(
+    call: _Call,
+    x: torch.Tensor,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
+    n_places = call.shape[-2]
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": modulated_layernorm_forward_resident,
         "streaming": modulated_layernorm_forward_streaming,
     }[plan.schedule]
-    with _on(x.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            scale,
-            shift,
-            y,
-            mu,
-            rstd,
-            _row_stride(x),
-            _row_stride(scale),
-            _row_stride(shift),
-            n_rows,
-            n_columns,
-            n_places,
-            eps,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return y, mu, rstd
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(x),
+        _row_stride(scale),
+        _row_stride(shift),
+        n_rows,
+        n_columns,
+        n_places,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 def _backward(
@@ -252,143 +293,157 @@ def _backward(
     dy: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
-    n_columns = ctx.shape[-1]
-    n_rows = ctx.shape.numel() // n_columns
-    n_places = ctx.shape[-2]
-    compute, device = ctx.compute, ctx.device
-    if _row_stride(dy) is None:
-        calls["backward.copied"] += 1
-        dy = _copied(dy)
+    call, needs = ctx.call, ctx.needs_input_grad
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(x), layout(scale), layout(mu), layout(rstd))
+    launches = call.backward.get(key)
+    if launches is None and call.n_rows > 0:
+        if _row_stride(dy) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, x, scale, mu, rstd, _copied(dy))
+        planned = _plan_backward(call, needs, x, scale, dy)
+        launches = remember(call.backward, key, planned)
     dx = None
-    if ctx.needs_input_grad[0]:
-        dx = torch.empty(ctx.shape, dtype=ctx.dx_dtype, device=device)
+    if needs[0]:
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dscale = None
-    if ctx.needs_input_grad[1]:
-        dscale = torch.empty(ctx.shape[:-2] + ctx.shape[-1:], dtype=ctx.dscale_dtype, device=device)
+    if needs[1]:
+        dscale = torch.empty_like(scale, memory_format=torch.contiguous_format)
     dshift = None
-    if ctx.needs_input_grad[2]:
-        dshift = torch.empty(ctx.shape[:-2] + ctx.shape[-1:], dtype=ctx.dshift_dtype, device=device)
-    if n_rows == 0:
+    if needs[2]:
+        dshift = torch.empty(
+            call.shape[:-2] + call.shape[-1:], dtype=ctx.dshift_dtype, device=call.device
+        )
+    if launches is None:  # there are no rows
         return (
             dx,
             dscale.zero_() if dscale is not None else None,
             dshift.zero_() if dshift is not None else None,
         )
 
+    dscale_partial = dscale
+    if dscale is not None and launches.n_splits > 1:
+        dscale_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    dshift_partial = dshift
+    if dshift is not None and launches.n_splits > 1:
+        dshift_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    mean_g = None
+    mean_g_xhat = None
+    if launches.rows is not None and dx is not None:
+        mean_g = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        mean_g_xhat = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        launches.rows((x, scale, mu, rstd, dy, mean_g, mean_g_xhat))
+    if launches.path != "backward.split":
+        launches.main((x, scale, mu, rstd, dy, dx, dscale_partial, dshift_partial))
+    else:
+        launches.main(
+            (x, scale, mu, rstd, dy, mean_g, mean_g_xhat, dx, dscale_partial, dshift_partial)
+        )
+    if launches.part_sums is not None:
+        launches.part_sums((dscale_partial, dshift_partial, dscale, dshift))
+    if launches.n_sums:
+        calls["backward.column_sums"] += 1
+    calls[launches.path] += 1
+    return dx, dscale, dshift
+
+
+def _plan_backward(
+    call: _Call,
+    needs: tuple[bool, ...],
+    x: torch.Tensor,
+    scale: torch.Tensor | None,
+    dy: torch.Tensor,
+) -> Launches:
+    """The launches for tensors like these and the gradients that are asked for."""
+    n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
+    n_places = call.shape[-2]
     plan = backward_plan(n_columns, compute)
-    n_sums = sum(total is not None for total in [dscale, dshift])
+    n_sums = sum([needs[1], needs[2]])
     n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
     n_batches = n_rows // n_places
     n_splits = max(1, min(n_groups // n_batches, triton.cdiv(n_places, plan.rows)))
     n_groups = n_batches * n_splits
     stages = _stages(plan, x.itemsize + dy.itemsize, device)
-    dscale_partial = None
-    if dscale is not None:
-        dscale_partial = (
-            dscale
-            if n_splits == 1
-            else torch.empty((n_groups, n_columns), dtype=compute, device=device)
+    if plan.schedule != "split":
+        rows = None
+        main = Launch(
+            modulated_layernorm_backward_resident,
+            (n_groups,),
+            device,
+            _row_stride(x),
+            _row_stride(scale),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            n_places,
+            n_splits,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            STAGES=stages,
+            num_warps=plan.warps,
+            enable_fp_fusion=plan.rows == 1,
         )
-    dshift_partial = None
-    if dshift is not None:
-        dshift_partial = (
-            dshift
-            if n_splits == 1
-            else torch.empty((n_groups, n_columns), dtype=compute, device=device)
+    else:
+        rows = Launch(
+            modulated_layernorm_backward_split_rows,
+            (n_rows,),
+            device,
+            _row_stride(x),
+            _row_stride(scale),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            n_places,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=1,
+            BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
+            num_warps=16,
         )
-    with _on(device):
-        if plan.schedule != "split":
-            modulated_layernorm_backward_resident[(n_groups,)](
-                x,
-                scale,
-                mu,
-                rstd,
-                dy,
-                dx,
-                dscale_partial,
-                dshift_partial,
-                _row_stride(x),
-                _row_stride(scale),
-                _row_stride(dy),
-                n_rows,
-                n_columns,
-                n_places,
-                n_splits,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                STAGES=stages,
-                num_warps=plan.warps,
-                enable_fp_fusion=plan.rows == 1,
-            )
-        else:
-            mean_g = None
-            mean_g_xhat = None
-            if dx is not None:
-                mean_g = torch.empty(n_rows, dtype=compute, device=device)
-                mean_g_xhat = torch.empty(n_rows, dtype=compute, device=device)
-                modulated_layernorm_backward_split_rows[(n_rows,)](
-                    x,
-                    scale,
-                    mu,
-                    rstd,
-                    dy,
-                    mean_g,
-                    mean_g_xhat,
-                    _row_stride(x),
-                    _row_stride(scale),
-                    _row_stride(dy),
-                    n_rows,
-                    n_columns,
-                    n_places,
-                    COMPUTE=TRITON_DTYPES[compute],
-                    ROWS=1,
-                    BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
-                    num_warps=16,
-                )
-            modulated_layernorm_backward_split_columns[
-                (n_groups, triton.cdiv(n_columns, plan.block))
-            ](
-                x,
-                scale,
-                mu,
-                rstd,
-                dy,
-                mean_g,
-                mean_g_xhat,
-                dx,
-                dscale_partial,
-                dshift_partial,
-                _row_stride(x),
-                _row_stride(scale),
-                _row_stride(dy),
-                n_rows,
-                n_columns,
-                n_places,
-                n_splits,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                STAGES=stages,
-                num_warps=plan.warps,
-                enable_fp_fusion=plan.rows == 1,
-            )
-        if n_splits > 1 and n_sums:
-            modulated_layernorm_sum_groups[(n_batches, triton.cdiv(n_columns, SUM_BLOCK))](
-                dscale_partial,
-                dshift_partial,
-                dscale,
-                dshift,
-                n_splits,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                GROUPS=SUM_GROUPS,
-                BLOCK=SUM_BLOCK,
-            )
-        if n_sums:
-            calls["backward.column_sums"] += 1
-    calls[f"backward.{plan.schedule}"] += 1
-    return dx, dscale, dshift
+        main = Launch(
+            modulated_layernorm_backward_split_columns,
+            (n_groups, triton.cdiv(n_columns, plan.block)),
+            device,
+            _row_stride(x),
+            _row_stride(scale),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            n_places,
+            n_splits,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            STAGES=stages,
+            num_warps=plan.warps,
+            enable_fp_fusion=plan.rows == 1,
+        )
+    part_sums = None
+    if n_splits > 1 and n_sums:
+        part_sums = Launch(
+            modulated_layernorm_sum_groups,
+            (n_batches, triton.cdiv(n_columns, SUM_BLOCK)),
+            device,
+            n_splits,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            GROUPS=SUM_GROUPS,
+            BLOCK=SUM_BLOCK,
+        )
+    return Launches(
+        f"backward.{plan.schedule}",
+        main,
+        rows,
+        n_sums=n_sums,
+        n_groups=n_groups,
+        part_sums=part_sums,
+        n_splits=n_splits,
+    )
 
 
 class Plan(NamedTuple):
@@ -458,6 +513,8 @@ def _n_groups(
 
     ``scratch_bytes`` is what one column of one group takes.
     """
+    if scratch_bytes and n_rows <= FEW_TILES * plan.rows:
+        return 1
     column_tiles = triton.cdiv(n_columns, plan.block)
     filling = plan.programs * _multiprocessors(device) // column_tiles
     fitting = SCRATCH_BYTES // (n_columns * scratch_bytes) if scratch_bytes else filling
@@ -558,9 +615,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -569,11 +624,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

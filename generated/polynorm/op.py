@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +25,7 @@ from .kernels import (
     polynorm_forward_streaming,
     polynorm_sum_groups,
 )
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -38,6 +38,8 @@ MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
+# So few tiles of rows are one group, which needs no second launch for its column sums.
+FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -54,6 +56,8 @@ INTERPRETED = not isinstance(polynorm_forward_resident, triton.JITFunction)
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def polynorm_reference(
@@ -103,49 +107,63 @@ def polynorm(
 
     Source: Zhuo and others 2024, arXiv:2411.03884 (PolyNorm, of the third degree)
     """
-    _check_tensor("x", x, FLOATS)
-    if x.dim() == 0 or x.shape[-1] == 0:
-        shape = tuple(x.shape)
-        takes = "(..., N) with N of at least 1"
-        raise ValueError(f"polynorm: x has shape {shape}; it takes {takes}")
-    _check_tensor("cubic", cubic, FLOATS)
-    _check_companion("cubic", cubic, torch.Size(), x)
-    _check_tensor("square", square, FLOATS)
-    _check_companion("square", square, torch.Size(), x)
-    _check_tensor("linear", linear, FLOATS)
-    _check_companion("linear", linear, torch.Size(), x)
-    if bias is not None:
-        _check_tensor("bias", bias, FLOATS)
-        _check_companion("bias", bias, torch.Size(), x)
     eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"polynorm: on_unsupported is {on_unsupported!r}; it takes {takes}")
 
-    problem = _problem(x, cubic, square, linear, bias)
-    if problem and on_unsupported == "copy":
-        if _row_stride(x) is None:
-            x = _copied(x)
-        if _row_stride(cubic, has_columns=False) is None:
-            cubic = _copied(cubic)
-        if _row_stride(square, has_columns=False) is None:
-            square = _copied(square)
-        if _row_stride(linear, has_columns=False) is None:
-            linear = _copied(linear)
-        if bias is not None and _row_stride(bias, has_columns=False) is None:
-            bias = _copied(bias)
+    key = (
+        facts(x),
+        facts(cubic),
+        facts(square),
+        facts(linear),
+        facts(bias),
+        torch.is_grad_enabled(),
+    )
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("x", x, FLOATS)
+        if x.dim() == 0 or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            takes = "(..., N) with N of at least 1"
+            raise ValueError(f"polynorm: x has shape {shape}; it takes {takes}")
+        _check_tensor("cubic", cubic, FLOATS)
+        _check_companion("cubic", cubic, torch.Size(), x)
+        _check_tensor("square", square, FLOATS)
+        _check_companion("square", square, torch.Size(), x)
+        _check_tensor("linear", linear, FLOATS)
+        _check_companion("linear", linear, torch.Size(), x)
+        if bias is not None:
+            _check_tensor("bias", bias, FLOATS)
+            _check_companion("bias", bias, torch.Size(), x)
         problem = _problem(x, cubic, square, linear, bias)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        return polynorm_reference(x, cubic, square, linear, bias, eps).to(x.dtype)
-    if problem:
-        raise ValueError(f"polynorm: {problem}")
+        if problem and on_unsupported == "copy":
+            if _row_stride(x) is None:
+                x = _copied(x)
+            if _row_stride(cubic, has_columns=False) is None:
+                cubic = _copied(cubic)
+            if _row_stride(square, has_columns=False) is None:
+                square = _copied(square)
+            if _row_stride(linear, has_columns=False) is None:
+                linear = _copied(linear)
+            if bias is not None and _row_stride(bias, has_columns=False) is None:
+                bias = _copied(bias)
+            problem = _problem(x, cubic, square, linear, bias)
+            if not problem:
+                calls["forward.copied"] += 1
+                return polynorm(x, cubic, square, linear, bias, eps=eps)
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            return polynorm_reference(x, cubic, square, linear, bias, eps).to(x.dtype)
+        if problem:
+            raise ValueError(f"polynorm: {problem}")
+        call = remember(_remembered, key, _Call(x, cubic, square, linear, bias))
 
-    if _is_differentiated(x, cubic, square, linear, bias):
-        return _PolynormFunction.apply(x, cubic, square, linear, bias, eps)
-    y, *_ = _forward(x, cubic, square, linear, bias, eps, save=False)
+    if call.is_differentiated or forward_ad._current_level >= 0:
+        is_transformed = torch._C._are_functorch_transforms_active() or UNKNOWN in key
+        apply = _PolynormFunction.apply if is_transformed else _apply
+        return apply(x, cubic, square, linear, bias, eps, call)
+    y, *_ = _forward(call, x, cubic, square, linear, bias, eps)
     return y
 
 
@@ -161,16 +179,15 @@ class _PolynormFunction(torch.autograd.Function):
         linear: torch.Tensor,
         bias: torch.Tensor | None,
         eps: float,
+        call: _Call,
     ) -> torch.Tensor:
-        y, r1, scale, r2, r3 = _forward(x, cubic, square, linear, bias, eps, save=True)
+        y, r1, scale, r2, r3 = _forward(call, x, cubic, square, linear, bias, eps)
         ctx.save_for_backward(x, cubic, square, linear, r1, scale, r2, r3)
-        ctx.shape, ctx.device = x.shape, x.device
-        ctx.dx_dtype = x.dtype
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.dcubic_dtype = cubic.dtype
         ctx.dsquare_dtype = square.dtype
         ctx.dlinear_dtype = linear.dtype
         ctx.dbias_dtype = None if bias is None else bias.dtype
-        ctx.compute = _compute_dtype(x, cubic, square, linear, bias)
         ctx.cubic_shape = cubic.shape
         ctx.square_shape = square.shape
         ctx.linear_shape = linear.shape
@@ -183,13 +200,19 @@ class _PolynormFunction(torch.autograd.Function):
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         x, cubic, square, linear, r1, scale, r2, r3 = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = _backward(ctx, x, cubic, square, linear, r1, scale, r2, r3, dy)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
+            with torch.no_grad():
+                gradients = _backward(ctx, x, cubic, square, linear, r1, scale, r2, r3, dy)
             gradients = _once(gradients, x, cubic, square, linear, r1, scale, r2, r3, dy)
+        else:
+            gradients = _backward(ctx, x, cubic, square, linear, r1, scale, r2, r3, dy)
         dx, dcubic, dsquare, dlinear, dbias = gradients
-        return dx, dcubic, dsquare, dlinear, dbias, None
+        return dx, dcubic, dsquare, dlinear, dbias, None, None
+
+
+# What ``apply`` comes to outside of function transforms, in half the time.
+_apply = super(torch.autograd.Function, _PolynormFunction).apply
 
 
 class _Once(torch.autograd.Function):
@@ -214,59 +237,85 @@ def _once(
     return tuple(g if g is None else _Once.apply(g, *sources) for g in gradients)
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        cubic: torch.Tensor,
+        square: torch.Tensor,
+        linear: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
+        self.shape, self.device = x.shape, x.device
+        self.n_columns = x.shape[-1]
+        self.n_rows = x.numel() // self.n_columns
+        self.compute = _compute_dtype(x, cubic, square, linear, bias)
+        self.is_differentiated = _is_differentiated(x, cubic, square, linear, bias)
+        self.forward = _plan_forward(self, x)
+        self.backward: dict[object, Launches] = {}
+
+
 def _forward(
+    call: _Call,
     x: torch.Tensor,
     cubic: torch.Tensor,
     square: torch.Tensor,
     linear: torch.Tensor,
     bias: torch.Tensor | None,
     eps: float,
-    save: bool,
 ) -> tuple[
     torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
 ]:
-    """Allocates the outputs and launches the kernel; with ``save``, keeps what backward needs."""
-    n_columns = x.shape[-1]
-    n_rows = x.numel() // n_columns
-    compute = _compute_dtype(x, cubic, square, linear, bias)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    r1 = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    scale = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    r2 = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    r3 = torch.empty(n_rows, dtype=compute, device=x.device) if save else None
-    if n_rows == 0:
+    """Allocates the outputs and launches the kernel; keeps what a backward will need."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    r1 = None
+    if call.is_differentiated:
+        r1 = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    scale = None
+    if call.is_differentiated:
+        scale = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    r2 = None
+    if call.is_differentiated:
+        r2 = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    r3 = None
+    if call.is_differentiated:
+        r3 = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+    if call.n_rows == 0:
         return y, r1, scale, r2, r3
 
+    call.forward.main((x, cubic, square, linear, bias, y, r1, scale, r2, r3), eps)
+    calls[call.forward.path] += 1
+    return y, r1, scale, r2, r3
+
+
+def _plan_forward(
+    call: _Call,
+    x: torch.Tensor,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": polynorm_forward_resident,
         "reload": polynorm_forward_reload,
         "streaming": polynorm_forward_streaming,
     }[plan.schedule]
-    with _on(x.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            cubic,
-            square,
-            linear,
-            bias,
-            y,
-            r1,
-            scale,
-            r2,
-            r3,
-            _row_stride(x),
-            n_rows,
-            n_columns,
-            eps,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return y, r1, scale, r2, r3
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(x),
+        n_rows,
+        n_columns,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 def _backward(
@@ -282,28 +331,43 @@ def _backward(
     dy: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
-    n_columns = ctx.shape[-1]
-    n_rows = ctx.shape.numel() // n_columns
-    compute, device = ctx.compute, ctx.device
-    if _row_stride(dy) is None:
-        calls["backward.copied"] += 1
-        dy = _copied(dy)
+    call, needs = ctx.call, ctx.needs_input_grad
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (
+            *key,
+            layout(x),
+            layout(cubic),
+            layout(square),
+            layout(linear),
+            layout(r1),
+            layout(scale),
+            layout(r2),
+            layout(r3),
+        )
+    launches = call.backward.get(key)
+    if launches is None and call.n_rows > 0:
+        if _row_stride(dy) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, x, cubic, square, linear, r1, scale, r2, r3, _copied(dy))
+        planned = _plan_backward(call, needs, x, dy)
+        launches = remember(call.backward, key, planned)
     dx = None
-    if ctx.needs_input_grad[0]:
-        dx = torch.empty(ctx.shape, dtype=ctx.dx_dtype, device=device)
+    if needs[0]:
+        dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dcubic = None
-    if ctx.needs_input_grad[1]:
-        dcubic = torch.empty(n_columns, dtype=compute, device=device)
+    if needs[1]:
+        dcubic = torch.empty(call.n_columns, dtype=call.compute, device=call.device)
     dsquare = None
-    if ctx.needs_input_grad[2]:
-        dsquare = torch.empty(n_columns, dtype=compute, device=device)
+    if needs[2]:
+        dsquare = torch.empty(call.n_columns, dtype=call.compute, device=call.device)
     dlinear = None
-    if ctx.needs_input_grad[3]:
-        dlinear = torch.empty(n_columns, dtype=compute, device=device)
+    if needs[3]:
+        dlinear = torch.empty(call.n_columns, dtype=call.compute, device=call.device)
     dbias = None
-    if ctx.needs_input_grad[4]:
-        dbias = torch.empty(n_columns, dtype=compute, device=device)
-    if n_rows == 0:
+    if needs[4]:
+        dbias = torch.empty(call.n_columns, dtype=call.compute, device=call.device)
+    if launches is None:  # there are no rows
         return (
             dx,
             (
@@ -324,25 +388,37 @@ def _backward(
             _folded(dbias.zero_(), ctx.bias_shape, ctx.dbias_dtype) if dbias is not None else None,
         )
 
-    plan = backward_plan(n_columns, compute)
-    n_sums = sum(total is not None for total in [dcubic, dsquare, dlinear, dbias])
-    n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
-    stages = _stages(plan, x.itemsize + dy.itemsize, device)
-    dcubic_partial = None
-    if dcubic is not None:
-        dcubic_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
-    dsquare_partial = None
-    if dsquare is not None:
-        dsquare_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
-    dlinear_partial = None
-    if dlinear is not None:
-        dlinear_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
-    dbias_partial = None
-    if dbias is not None:
-        dbias_partial = torch.empty((n_groups, n_columns), dtype=compute, device=device)
-    with _on(device):
-        if plan.schedule != "split":
-            polynorm_backward_resident[(n_groups,)](
+    dcubic_partial = dcubic
+    if dcubic is not None and launches.n_groups > 1:
+        dcubic_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    dsquare_partial = dsquare
+    if dsquare is not None and launches.n_groups > 1:
+        dsquare_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    dlinear_partial = dlinear
+    if dlinear is not None and launches.n_groups > 1:
+        dlinear_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    dbias_partial = dbias
+    if dbias is not None and launches.n_groups > 1:
+        dbias_partial = torch.empty(
+            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+        )
+    mean_dy_p1 = None
+    mean_dy_p2 = None
+    mean_dy_p3 = None
+    if launches.rows is not None and dx is not None:
+        mean_dy_p1 = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        mean_dy_p2 = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        mean_dy_p3 = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        launches.rows((x, r1, scale, r2, r3, dy, mean_dy_p1, mean_dy_p2, mean_dy_p3))
+    if launches.path != "backward.split":
+        launches.main(
+            (
                 x,
                 cubic,
                 square,
@@ -357,45 +433,11 @@ def _backward(
                 dsquare_partial,
                 dlinear_partial,
                 dbias_partial,
-                _row_stride(x),
-                _row_stride(dy),
-                n_rows,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                STAGES=stages,
-                num_warps=plan.warps,
-                enable_fp_fusion=plan.rows == 1,
             )
-        else:
-            mean_dy_p1 = None
-            mean_dy_p2 = None
-            mean_dy_p3 = None
-            if dx is not None:
-                mean_dy_p1 = torch.empty(n_rows, dtype=compute, device=device)
-                mean_dy_p2 = torch.empty(n_rows, dtype=compute, device=device)
-                mean_dy_p3 = torch.empty(n_rows, dtype=compute, device=device)
-                polynorm_backward_split_rows[(n_rows,)](
-                    x,
-                    r1,
-                    scale,
-                    r2,
-                    r3,
-                    dy,
-                    mean_dy_p1,
-                    mean_dy_p2,
-                    mean_dy_p3,
-                    _row_stride(x),
-                    _row_stride(dy),
-                    n_rows,
-                    n_columns,
-                    COMPUTE=TRITON_DTYPES[compute],
-                    ROWS=1,
-                    BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
-                    num_warps=16,
-                )
-            polynorm_backward_split_columns[(n_groups, triton.cdiv(n_columns, plan.block))](
+        )
+    else:
+        launches.main(
+            (
                 x,
                 cubic,
                 square,
@@ -413,19 +455,11 @@ def _backward(
                 dsquare_partial,
                 dlinear_partial,
                 dbias_partial,
-                _row_stride(x),
-                _row_stride(dy),
-                n_rows,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                ROWS=plan.rows,
-                BLOCK=plan.block,
-                STAGES=stages,
-                num_warps=plan.warps,
-                enable_fp_fusion=plan.rows == 1,
             )
-        if n_sums:
-            polynorm_sum_groups[(triton.cdiv(n_columns, SUM_BLOCK),)](
+        )
+    if launches.sums is not None:
+        launches.sums(
+            (
                 dcubic_partial,
                 dsquare_partial,
                 dlinear_partial,
@@ -434,13 +468,10 @@ def _backward(
                 dsquare,
                 dlinear,
                 dbias,
-                n_groups,
-                n_columns,
-                COMPUTE=TRITON_DTYPES[compute],
-                GROUPS=SUM_GROUPS,
-                BLOCK=SUM_BLOCK,
             )
-            calls["backward.column_sums"] += 1
+        )
+    if launches.n_sums:
+        calls["backward.column_sums"] += 1
     if dcubic is not None:
         dcubic = _folded(dcubic, ctx.cubic_shape, ctx.dcubic_dtype)
     if dsquare is not None:
@@ -449,8 +480,88 @@ def _backward(
         dlinear = _folded(dlinear, ctx.linear_shape, ctx.dlinear_dtype)
     if dbias is not None:
         dbias = _folded(dbias, ctx.bias_shape, ctx.dbias_dtype)
-    calls[f"backward.{plan.schedule}"] += 1
+    calls[launches.path] += 1
     return dx, dcubic, dsquare, dlinear, dbias
+
+
+def _plan_backward(
+    call: _Call,
+    needs: tuple[bool, ...],
+    x: torch.Tensor,
+    dy: torch.Tensor,
+) -> Launches:
+    """The launches for tensors like these and the gradients that are asked for."""
+    n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
+    plan = backward_plan(n_columns, compute)
+    n_sums = sum([needs[1], needs[2], needs[3], needs[4]])
+    n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
+    stages = _stages(plan, x.itemsize + dy.itemsize, device)
+    if plan.schedule != "split":
+        rows = None
+        main = Launch(
+            polynorm_backward_resident,
+            (n_groups,),
+            device,
+            _row_stride(x),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            STAGES=stages,
+            num_warps=plan.warps,
+            enable_fp_fusion=plan.rows == 1,
+        )
+    else:
+        rows = Launch(
+            polynorm_backward_split_rows,
+            (n_rows,),
+            device,
+            _row_stride(x),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=1,
+            BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
+            num_warps=16,
+        )
+        main = Launch(
+            polynorm_backward_split_columns,
+            (n_groups, triton.cdiv(n_columns, plan.block)),
+            device,
+            _row_stride(x),
+            _row_stride(dy),
+            n_rows,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            ROWS=plan.rows,
+            BLOCK=plan.block,
+            STAGES=stages,
+            num_warps=plan.warps,
+            enable_fp_fusion=plan.rows == 1,
+        )
+    sums = None
+    if n_groups > 1 and n_sums:
+        sums = Launch(
+            polynorm_sum_groups,
+            (triton.cdiv(n_columns, SUM_BLOCK),),
+            device,
+            n_groups,
+            n_columns,
+            COMPUTE=TRITON_DTYPES[compute],
+            GROUPS=SUM_GROUPS,
+            BLOCK=SUM_BLOCK,
+        )
+    return Launches(
+        f"backward.{plan.schedule}",
+        main,
+        rows,
+        sums=sums,
+        n_sums=n_sums,
+        n_groups=n_groups,
+    )
 
 
 class Plan(NamedTuple):
@@ -521,6 +632,8 @@ def _n_groups(
 
     ``scratch_bytes`` is what one column of one group takes.
     """
+    if scratch_bytes and n_rows <= FEW_TILES * plan.rows:
+        return 1
     column_tiles = triton.cdiv(n_columns, plan.block)
     filling = plan.programs * _multiprocessors(device) // column_tiles
     fitting = SCRATCH_BYTES // (n_columns * scratch_bytes) if scratch_bytes else filling
@@ -631,9 +744,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -642,11 +753,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

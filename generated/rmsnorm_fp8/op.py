@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from .kernels import (
     rmsnorm_fp8_forward_resident,
     rmsnorm_fp8_forward_streaming,
 )
+from .launch import Launch, Launches, facts, remember
 
 FLOATS = (
     torch.float16,
@@ -42,6 +42,8 @@ INTERPRETED = not isinstance(rmsnorm_fp8_forward_resident, triton.JITFunction)
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def rmsnorm_fp8_reference(
@@ -83,79 +85,105 @@ def rmsnorm_fp8(
 
     Source: Micikevicius and others 2022, arXiv:2209.05433
     """
-    _check_tensor("x", x, FLOATS)
-    if x.dim() == 0 or x.shape[-1] == 0:
-        shape = tuple(x.shape)
-        takes = "(..., N) with N of at least 1"
-        raise ValueError(f"rmsnorm_fp8: x has shape {shape}; it takes {takes}")
-    if weight is not None:
-        _check_tensor("weight", weight, FLOATS)
-        _check_companion("weight", weight, x.shape[-1:], x)
     eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"rmsnorm_fp8: on_unsupported is {on_unsupported!r}; it takes {takes}")
 
-    problem = _problem(x, weight)
-    if problem and on_unsupported == "copy":
-        if _row_stride(x) is None:
-            x = _copied(x)
-        if weight is not None and _row_stride(weight) is None:
-            weight = _copied(weight)
+    key = (facts(x), facts(weight), torch.is_grad_enabled())
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("x", x, FLOATS)
+        if x.dim() == 0 or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            takes = "(..., N) with N of at least 1"
+            raise ValueError(f"rmsnorm_fp8: x has shape {shape}; it takes {takes}")
+        if weight is not None:
+            _check_tensor("weight", weight, FLOATS)
+            _check_companion("weight", weight, x.shape[-1:], x)
         problem = _problem(x, weight)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        q, scale = rmsnorm_fp8_reference(x, weight, eps)
-        return q.to(torch.float8_e4m3fn), scale.to(torch.float32)
-    if problem:
-        raise ValueError(f"rmsnorm_fp8: {problem}")
+        if problem and on_unsupported == "copy":
+            if _row_stride(x) is None:
+                x = _copied(x)
+            if weight is not None and _row_stride(weight) is None:
+                weight = _copied(weight)
+            problem = _problem(x, weight)
+            if not problem:
+                calls["forward.copied"] += 1
+                return rmsnorm_fp8(x, weight, eps=eps)
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            q, scale = rmsnorm_fp8_reference(x, weight, eps)
+            return q.to(torch.float8_e4m3fn), scale.to(torch.float32)
+        if problem:
+            raise ValueError(f"rmsnorm_fp8: {problem}")
+        call = remember(_remembered, key, _Call(x, weight))
 
-    if _is_differentiated(x, weight):
+    if call.is_differentiated or forward_ad._current_level >= 0:
         raise RuntimeError("rmsnorm_fp8: there is no gradient; call it under torch.no_grad()")
-    q, scale = _forward(x, weight, eps)
+    q, scale = _forward(call, x, weight, eps)
     return q, scale
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+    ) -> None:
+        self.shape, self.device = x.shape, x.device
+        self.n_columns = x.shape[-1]
+        self.n_rows = x.numel() // self.n_columns
+        self.compute = _compute_dtype(x, weight)
+        self.is_differentiated = _is_differentiated(x, weight)
+        self.forward = _plan_forward(self, x)
+
+
 def _forward(
+    call: _Call,
     x: torch.Tensor,
     weight: torch.Tensor | None,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Allocates the outputs and launches the kernel."""
-    n_columns = x.shape[-1]
-    n_rows = x.numel() // n_columns
-    compute = _compute_dtype(x, weight)
-    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    if n_rows == 0:
+    q = torch.empty_like(x, dtype=torch.float8_e4m3fn, memory_format=torch.contiguous_format)
+    scale = torch.empty(call.shape[:-1], dtype=torch.float32, device=call.device)
+    if call.n_rows == 0:
         return q, scale
 
+    call.forward.main((x, weight, q, scale), eps)
+    calls[call.forward.path] += 1
+    return q, scale
+
+
+def _plan_forward(
+    call: _Call,
+    x: torch.Tensor,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": rmsnorm_fp8_forward_resident,
         "reload": rmsnorm_fp8_forward_reload,
         "streaming": rmsnorm_fp8_forward_streaming,
     }[plan.schedule]
-    with _on(x.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            weight,
-            q,
-            scale,
-            _row_stride(x),
-            n_rows,
-            n_columns,
-            eps,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return q, scale
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(x),
+        n_rows,
+        n_columns,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 class Plan(NamedTuple):
@@ -266,9 +294,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -277,11 +303,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

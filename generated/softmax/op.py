@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from .kernels import (
     softmax_forward_resident,
     softmax_forward_streaming,
 )
+from .launch import UNKNOWN, Launch, Launches, are_hooked, facts, layout, remember
 
 FLOATS = (
     torch.float16,
@@ -45,6 +45,8 @@ INTERPRETED = not isinstance(softmax_forward_resident, triton.JITFunction)
 
 # How often each path ran: "forward.resident", "forward.copied" ...
 calls: Counter[str] = Counter()
+# What has been worked out, by the facts of the arguments.
+_remembered: dict[object, _Call] = {}
 
 
 def softmax_reference(
@@ -77,31 +79,39 @@ def softmax(
 
     Source: Milakov and Gimelshein 2018, arXiv:1805.02867
     """
-    _check_tensor("x", x, FLOATS)
-    if x.dim() == 0 or x.shape[-1] == 0:
-        shape = tuple(x.shape)
-        takes = "(..., N) with N of at least 1"
-        raise ValueError(f"softmax: x has shape {shape}; it takes {takes}")
+
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"softmax: on_unsupported is {on_unsupported!r}; it takes {takes}")
 
-    problem = _problem(x)
-    if problem and on_unsupported == "copy":
-        if _row_stride(x) is None:
-            x = _copied(x)
+    key = (facts(x), torch.is_grad_enabled())
+    call = _remembered.get(key)
+    if call is None:
+        _check_tensor("x", x, FLOATS)
+        if x.dim() == 0 or x.shape[-1] == 0:
+            shape = tuple(x.shape)
+            takes = "(..., N) with N of at least 1"
+            raise ValueError(f"softmax: x has shape {shape}; it takes {takes}")
         problem = _problem(x)
-        if not problem:
-            calls["forward.copied"] += 1
-    if problem and on_unsupported == "reference":
-        calls["forward.reference"] += 1
-        return softmax_reference(x).to(x.dtype)
-    if problem:
-        raise ValueError(f"softmax: {problem}")
+        if problem and on_unsupported == "copy":
+            if _row_stride(x) is None:
+                x = _copied(x)
+            problem = _problem(x)
+            if not problem:
+                calls["forward.copied"] += 1
+                return softmax(x)
+        if problem and on_unsupported == "reference":
+            calls["forward.reference"] += 1
+            return softmax_reference(x).to(x.dtype)
+        if problem:
+            raise ValueError(f"softmax: {problem}")
+        call = remember(_remembered, key, _Call(x))
 
-    if _is_differentiated(x):
-        return _SoftmaxFunction.apply(x)
-    (y,) = _forward(x, save=False)
+    if call.is_differentiated or forward_ad._current_level >= 0:
+        is_transformed = torch._C._are_functorch_transforms_active() or UNKNOWN in key
+        apply = _SoftmaxFunction.apply if is_transformed else _apply
+        return apply(x, call)
+    (y,) = _forward(call, x)
     return y
 
 
@@ -112,12 +122,12 @@ class _SoftmaxFunction(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
+        call: _Call,
     ) -> torch.Tensor:
-        (y,) = _forward(x, save=True)
+        (y,) = _forward(call, x)
         ctx.save_for_backward(y)
-        ctx.shape, ctx.device = x.shape, x.device
+        ctx.call, ctx.are_hooked = call, are_hooked()
         ctx.dx_dtype = x.dtype
-        ctx.compute = _compute_dtype(x)
         return y
 
     @staticmethod
@@ -126,13 +136,19 @@ class _SoftmaxFunction(torch.autograd.Function):
         dy: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         (y,) = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = _backward(ctx, y, dy)
         # Autograd runs backward with gradients enabled only under create_graph=True.
         if torch.is_grad_enabled():
+            with torch.no_grad():
+                gradients = _backward(ctx, y, dy)
             gradients = _once(gradients, y, dy)
+        else:
+            gradients = _backward(ctx, y, dy)
         (dx,) = gradients
-        return (dx,)
+        return dx, None
+
+
+# What ``apply`` comes to outside of function transforms, in half the time.
+_apply = super(torch.autograd.Function, _SoftmaxFunction).apply
 
 
 class _Once(torch.autograd.Function):
@@ -157,39 +173,62 @@ def _once(
     return tuple(g if g is None else _Once.apply(g, *sources) for g in gradients)
 
 
+class _Call:
+    """What is worked out once for all calls with arguments like these: sizes, dtypes, launches."""
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+    ) -> None:
+        self.shape, self.device = x.shape, x.device
+        self.n_columns = x.shape[-1]
+        self.n_rows = x.numel() // self.n_columns
+        self.compute = _compute_dtype(x)
+        self.is_differentiated = _is_differentiated(x)
+        self.forward = _plan_forward(self, x)
+        self.backward: dict[object, Launches] = {}
+
+
 def _forward(
+    call: _Call,
     x: torch.Tensor,
-    save: bool,
 ) -> tuple[torch.Tensor]:
-    """Allocates the outputs and launches the kernel; with ``save``, keeps what backward needs."""
-    n_columns = x.shape[-1]
-    n_rows = x.numel() // n_columns
-    compute = _compute_dtype(x)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if n_rows == 0:
+    """Allocates the outputs and launches the kernel; keeps what a backward will need."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if call.n_rows == 0:
         return (y,)
 
+    call.forward.main((x, y))
+    calls[call.forward.path] += 1
+    return (y,)
+
+
+def _plan_forward(
+    call: _Call,
+    x: torch.Tensor,
+) -> Launches:
+    """The launch for tensors like these."""
+    n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": softmax_forward_resident,
         "reload": softmax_forward_reload,
         "streaming": softmax_forward_streaming,
     }[plan.schedule]
-    with _on(x.device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            x,
-            y,
-            _row_stride(x),
-            n_rows,
-            n_columns,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"forward.{plan.schedule}"] += 1
-    return (y,)
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        call.device,
+        _row_stride(x),
+        n_rows,
+        n_columns,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"forward.{plan.schedule}", main)
 
 
 def _backward(
@@ -198,40 +237,54 @@ def _backward(
     dy: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
-    n_columns = ctx.shape[-1]
-    n_rows = ctx.shape.numel() // n_columns
-    compute, device = ctx.compute, ctx.device
-    if _row_stride(dy) is None:
-        calls["backward.copied"] += 1
-        dy = _copied(dy)
+    call, needs = ctx.call, ctx.needs_input_grad
+    key = (needs, layout(dy))
+    if ctx.are_hooked:
+        key = (*key, layout(y))
+    launches = call.backward.get(key)
+    if launches is None and call.n_rows > 0:
+        if _row_stride(dy) is None:
+            calls["backward.copied"] += 1
+            return _backward(ctx, y, _copied(dy))
+        planned = _plan_backward(call, dy)
+        launches = remember(call.backward, key, planned)
     dx = None
-    if ctx.needs_input_grad[0]:
-        dx = torch.empty(ctx.shape, dtype=ctx.dx_dtype, device=device)
-    if n_rows == 0:
+    if needs[0]:
+        dx = torch.empty_like(y, dtype=ctx.dx_dtype, memory_format=torch.contiguous_format)
+    if launches is None:  # there are no rows
         return (dx,)
 
+    launches.main((y, dy, dx))
+    calls[launches.path] += 1
+    return (dx,)
+
+
+def _plan_backward(
+    call: _Call,
+    dy: torch.Tensor,
+) -> Launches:
+    """The launches for tensors like these and the gradients that are asked for."""
+    n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
     plan = backward_plan(n_columns, compute)
     kernel = {
         "resident": softmax_backward_resident,
         "reload": softmax_backward_reload,
         "streaming": softmax_backward_streaming,
     }[plan.schedule]
-    with _on(device):
-        kernel[(triton.cdiv(n_rows, plan.rows),)](
-            y,
-            dy,
-            dx,
-            _row_stride(dy),
-            n_rows,
-            n_columns,
-            COMPUTE=TRITON_DTYPES[compute],
-            ROWS=plan.rows,
-            BLOCK=plan.block,
-            num_warps=plan.warps,
-            enable_fp_fusion=plan.rows == 1,
-        )
-    calls[f"backward.{plan.schedule}"] += 1
-    return (dx,)
+    main = Launch(
+        kernel,
+        (triton.cdiv(n_rows, plan.rows),),
+        device,
+        _row_stride(dy),
+        n_rows,
+        n_columns,
+        COMPUTE=TRITON_DTYPES[compute],
+        ROWS=plan.rows,
+        BLOCK=plan.block,
+        num_warps=plan.warps,
+        enable_fp_fusion=plan.rows == 1,
+    )
+    return Launches(f"backward.{plan.schedule}", main)
 
 
 class Plan(NamedTuple):
@@ -364,9 +417,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_differentiated(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see the call; in forward mode it will say that it cannot."""
-    if forward_ad._current_level >= 0:
-        return True
+    """Whether autograd has to see the call."""
     wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
     return wanted and torch.is_grad_enabled()
 
@@ -375,11 +426,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the tensors' device the current one, which Triton launches on."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -103,9 +103,9 @@ def _partials_misplaced(op: OpText) -> Iterator[Site]:
 def _grid_short(op: OpText) -> Iterator[Site]:
     for function in op.wrapper.functions.values():
         for launch in launches(function):
-            grid = launch.func.slice if isinstance(launch.func, ast.Subscript) else None
+            grid = launch.args[1]
             for size in grid.elts if isinstance(grid, ast.Tuple) else ():
-                yield site(op.wrapper, size, f"{op.wrapper.piece(size)} - 1", launch.func)
+                yield site(op.wrapper, size, f"{op.wrapper.piece(size)} - 1", grid)
 
 
 @kind("groups-short", "there is a group of rows less than planned, or its scratch is one short")
@@ -116,15 +116,15 @@ def _groups_short(op: OpText) -> Iterator[Site]:
                 yield site(op.wrapper, node, f"{op.wrapper.piece(node)} - 1")
         for statement, call in _allocations(function):
             sizes = call.args[0]
-            if isinstance(sizes, ast.Tuple) and ast.unparse(sizes.elts[0]) == "n_groups":
-                yield site(op.wrapper, sizes.elts[0], "n_groups - 1", statement)
+            if isinstance(sizes, ast.Tuple) and ast.unparse(sizes.elts[0]) == "launches.n_groups":
+                yield site(op.wrapper, sizes.elts[0], "launches.n_groups - 1", statement)
 
 
 def _allocations(function: ast.FunctionDef) -> Iterator[tuple[ast.stmt, ast.Call]]:
-    """Every ``torch.empty`` with the assignment that it stands in."""
+    """Every ``torch.empty`` and its like, with the assignment that it stands in."""
     for statement in statements(function.body):
         for node in ast.walk(statement) if isinstance(statement, ast.Assign) else ():
-            if isinstance(node, ast.Call) and called(node) == "torch.empty":
+            if called(node) in ("torch.empty", "torch.empty_like") and isinstance(node, ast.Call):
                 yield statement, node
 
 
@@ -166,7 +166,7 @@ def _value_rounded(op: OpText) -> Iterator[Site]:
         storage = _storage_dtype(function)
         for statement, call in _allocations(function):
             dtype = keyword(call, "dtype")
-            if dtype is not None and storage and ast.unparse(dtype) == "compute":
+            if dtype is not None and storage and ast.unparse(dtype) == "call.compute":
                 yield site(op.wrapper, dtype, storage, statement)
 
 
@@ -184,9 +184,13 @@ def _storage_dtype(function: ast.FunctionDef) -> str:
 @kind("result-in-compute-dtype", "an output or a gradient is given in the dtype of the arithmetic")
 def _result_in_compute_dtype(op: OpText) -> Iterator[Site]:
     for function in op.wrapper.functions.values():
-        if "compute" not in names_in(function):
+        if "call" not in {argument.arg for argument in function.args.args} | names_in(function):
             continue
         for statement, call in _allocations(function):
             dtype = keyword(call, "dtype")
             if isinstance(dtype, ast.Attribute) and dtype.attr.endswith("dtype"):
-                yield site(op.wrapper, dtype, "compute", statement)
+                yield site(op.wrapper, dtype, "call.compute", statement)
+            elif dtype is None:
+                like = call.args[0]
+                text = f"{op.wrapper.piece(like)}, dtype=call.compute"
+                yield site(op.wrapper, like, text, statement)

@@ -60,8 +60,8 @@ def _gradient_for_wrong_argument(op: OpText) -> Iterator[Site]:
 )
 def _frozen_computed(op: OpText) -> Iterator[Site]:
     for found in _needs(op):
-        for test, dtype in found if len(found) > 1 else ():  # the only one is needed always
-            yield site(op.wrapper, test, f"{dtype} is not None")
+        for test, like in found if len(found) > 1 else ():  # the only one is needed always
+            yield site(op.wrapper, test, f"{like} is not None")
 
 
 @kind(
@@ -79,20 +79,20 @@ def _wrong_need(op: OpText) -> Iterator[Site]:
 
 
 def _needs(op: OpText) -> Iterator[list[tuple[ast.expr, str]]]:
-    """The conditions ``ctx.needs_input_grad[0]`` of each function, with their gradients' dtypes."""
+    """The conditions ``needs[0]`` of each function, with what is there whether needed or not."""
     for function in op.wrapper.functions.values():
         found = []
         for statement in statements(function.body):
             if not isinstance(statement, ast.If):
                 continue
-            if not ast.unparse(statement.test).startswith("ctx.needs_input_grad["):
+            if not ast.unparse(statement.test).startswith("needs["):
                 continue
-            dtypes = [
-                ast.unparse(node)
+            likes = [
+                ast.unparse(node.args[0])
                 for node in ast.walk(statement)
-                if isinstance(node, ast.Attribute) and node.attr.endswith("_dtype")
+                if isinstance(node, ast.Call) and called(node).startswith("torch.empty")
             ]
-            found += [(statement.test, dtype) for dtype in dtypes[:1]]
+            found += [(statement.test, like) for like in likes[:1]]
         yield found
 
 
@@ -181,9 +181,9 @@ def _empty_uninitialised(op: OpText) -> Iterator[Site]:
 @kind("copy-missing", "strides that the kernels do not take are not made contiguous")
 def _copy_missing(op: OpText) -> Iterator[Site]:
     for function in op.wrapper.functions.values():
-        for statement in statements(function.body):
-            if isinstance(statement, ast.Assign) and called(statement.value) == "_copied":
-                yield site(op.wrapper, statement, "pass")
+        for node in expressions(function.body):
+            if isinstance(node, ast.Call) and called(node) == "_copied":
+                yield site(op.wrapper, node, op.wrapper.piece(node.args[0]))
 
 
 @kind("reference-not-cast", "the reference's result is not given in the output's dtype")

@@ -218,7 +218,7 @@ def _single_row_kernels(wrapper: Source) -> set[str]:
     for function in wrapper.functions.values():
         for launch in launches(function):
             if ast.unparse(keyword(launch, "ROWS") or ast.Constant(None)) == "1":
-                found |= names_in(launch.func)
+                found |= names_in(launch.args[0])
     imported = {n for node in ast.walk(wrapper.tree) for n in _imported(node)}
     for schedule in longer:
         found |= {name for name in imported if f"_{schedule}" in name}
@@ -231,9 +231,9 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def launches(function: ast.FunctionDef) -> list[ast.Call]:
-    """The kernel launches in a function of the wrapper: ``kernel[grid](...)``."""
+    """The kernel launches in a function of the wrapper: ``Launch(kernel, grid, device, ...)``."""
     return [
         node
         for node in expressions(function.body)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
+        if isinstance(node, ast.Call) and called(node) == "Launch"
     ]
