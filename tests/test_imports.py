@@ -71,8 +71,9 @@ MAY_IMPORT = {
     "testing": "errors",
     "pytest_plugin": "",
     "mutate": "errors testing",
+    "inspection": "errors spec load",
     "commands": "__init__ errors spec load build output expr ir formulas lower mutate verify "
-    "schedule cost traffic explain explain_page gallery latex",
+    "schedule cost traffic explain explain_page gallery latex inspection",
     "cli": "__init__ errors paths spec schema load build output commands",
     "__main__": "cli",
 }
@@ -87,6 +88,7 @@ MAY_IMPORT_PACKAGES = {
     "cli": "click",
     "testing": "torch triton numpy pytest",
     "mutate": "torch pytest",
+    "inspection": "torch triton",
     "pytest_plugin": "torch",
 }
 
