@@ -68,7 +68,7 @@ def from_amd(code: str, shared: int) -> Resources:
 
 def _vectors(start: str, ptx: str) -> set[int]:
     """Bytes of each kind of access: its vector's length times the size of an element."""
-    found = re.findall(rf"{start}(?:\.[a-z]\w*(?:::\w+)*)*?(?:\.v(\d+))?\.[a-z](\d+)\s", ptx)
+    found = re.findall(rf"{start}\S*?(?:\.v(\d+))?\.[a-z]+(\d+)\s", ptx)
     return {int(length or 1) * int(bits) // 8 for length, bits in found}
 
 
