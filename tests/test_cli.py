@@ -31,6 +31,7 @@ COMMANDS = [
     "verify",
     "mutate",
     "gallery",
+    "inspect",
 ]
 
 

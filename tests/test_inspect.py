@@ -15,7 +15,7 @@ from kgen.inspection.calls import Call, calls_of, columns_of
 from kgen.inspection.data import Configuration, Line, as_csv, known
 from kgen.inspection.page import page
 from kgen.inspection.resources import Resources, from_amd, from_nvidia
-from kgen.inspection.session import Inspected, Recorded, Session, session
+from kgen.inspection.session import Compiled, Inspected, Recorded, Session, session
 from kgen.inspection.targets import TARGETS
 from kgen.load import load
 from small_op import ROOT
@@ -318,6 +318,21 @@ def test_a_kernel_that_does_not_compile(project: Path) -> None:
     done = run(*chosen, "--kernel", "forward_resident")
     assert done.exit_code == 1
     assert "rmsnorm_forward_resident (float32, 64 columns) does not compile: " in done.output
+
+
+def test_no_page_without_all_kernels(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "docs").mkdir()
+
+    def failing(self: Session, wanted: list[tuple[Recorded, list[str]]], **rest: object) -> object:
+        return {d: Compiled(None, "too bad", "", "3.7.1") for _, all_ in wanted for d in all_}
+
+    monkeypatch.setattr(Session, "compiled", failing)
+    done = run("--markdown", "docs/inspect.md")
+    assert done.exit_code == 1
+    assert (
+        "rmsnorm_forward_resident (bfloat16, 64 columns) does not compile: too bad" in done.output
+    )
+    assert list((project / "docs").iterdir()) == []
 
 
 def test_a_page_is_compared_and_only_what_changed_is_compiled(

@@ -101,7 +101,7 @@ def inspect(
     checking: bool,
     jobs: int | None,
 ) -> None:
-    """Show what the generated kernels take, as the compiler leaves them.
+    """Show what the compiler makes of the generated kernels.
 
     Compiles every kernel that the wrappers of OPS can launch, for GPUs that need not be there:
     registers, spills, shared memory, widths of memory accesses, and how many programs fit on a
@@ -109,7 +109,8 @@ def inspect(
     wrappers in the folder of generated code run; nothing of a spec does. Needs PyTorch and Triton.
 
     With --markdown only what has changed is compiled. With --check nothing is. Exits with 1 if a
-    kernel spills registers, does not fit or does not compile, or if the page is not up to date.
+    kernel that is shown spills registers or does not fit, if one does not compile, or if the page
+    is not up to date.
 
     \b
     Examples:
@@ -127,7 +128,7 @@ def inspect(
     paths, loaded = _specs(ops, folder)
     _require_compiler()
     inspected = _inspected(loaded, paths, folder, chosen)
-    workers = min(jobs or os.cpu_count() or 1, 1 if checking else 256)
+    workers = 1 if checking else jobs or os.cpu_count() or 1
     from kgen.inspection.session import session
 
     with session(workers) as running:
@@ -395,13 +396,16 @@ def _lines(
         wanted = [(each, missing[each.inspected.op]) for each in recorded]
         compiled = running.compiled(wanted, progress=step)
     problems = [
-        Problem(f"{found.kernel} ({found.dtype}, {found.widths} columns): {came.problem}")
+        f"{found.kernel} ({found.dtype}, {found.widths} columns) does not compile: {came.problem}"
         for each in recorded
         for found in each.configurations
         if (came := compiled.get(found.digest)) is not None and came.resources is None
     ]
     if problems:
-        raise KgenError(problems)
+        for problem in problems:
+            click.secho(printable(problem), fg="red")
+        click.echo(f"{data}: left as it is")
+        exit_with(FINDING)
     taken = {d: (c.resources, c.triton) for d, c in compiled.items() if c.resources is not None}
     everything = {**kept, **taken}
     return [

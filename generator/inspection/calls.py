@@ -10,8 +10,8 @@ from kgen.spec import Spec
 
 # Of the two dtypes of 16 bits one is enough: they take the same tiles and the same loads.
 DTYPES = ("bfloat16", "float32", "float64")
-# A width that no vector fits.
-ODD_COLUMNS = 4095
+# Widths that no vector fits, beside the widest of all.
+ODD_COLUMNS = (4095,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ def dtypes_of(spec: Spec) -> tuple[str, ...]:
 
 
 def columns_of(spec: Spec) -> tuple[int, ...]:
-    """The widest row of each power-of-two bucket, an odd one, and the widest odd one."""
+    """The widest row of each power-of-two bucket, odd ones, and the widest odd one."""
     most = spec.limits.max_columns
     widest = {most, *(2**power for power in range(most.bit_length()))}
-    odd = {min(ODD_COLUMNS, most), most - 1 if most % 2 == 0 else most}
+    odd = {*(min(columns, most) for columns in ODD_COLUMNS), most - 1 if most % 2 == 0 else most}
     return tuple(sorted(widest | odd))
 
 

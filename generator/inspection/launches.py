@@ -186,7 +186,8 @@ def _digest(depends_on: Sequence[str], source: ASTSource, options: Mapping[str, 
         *depends_on,
         source.signature,
         {str(place): str(value) for place, value in source.constants.items()},
-        {str(place): str(value) for place, value in source.attrs.items()},
+        # Some versions of Triton list the arguments without an attribute, too.
+        {str(place): str(value) for place, value in source.attrs.items() if value},
         {name: str(value) for name, value in options.items()},
     ]
     text = json.dumps(parts, sort_keys=True)
