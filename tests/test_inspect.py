@@ -250,7 +250,7 @@ def test_a_table_for_each_target(project: Path) -> None:
     head, names, row = done.output.splitlines()
     assert head == "rmsnorm on sm_90"
     assert names.split()[:4] == ["kernel", "dtype", "columns", "rows"]
-    assert row.split()[:4] == ["rmsnorm_forward_resident", "float16", "300", "4"]
+    assert row.split()[:4] == ["forward_resident", "float16", "300", "4"]
 
 
 def test_a_spill_is_a_finding(project: Path) -> None:

@@ -271,7 +271,6 @@ def _left(recorded: Recorded, chosen: _Choice) -> list[Configuration]:
 
 
 _HIDDEN = ("op", "multiple_of", "triton", "hash")
-_WORDS = {"resident_warps": "warps a processor", "programs": "programs a processor"}
 
 
 def _show_table(
@@ -281,7 +280,7 @@ def _show_table(
     from kgen.inspection.data import HEADER, Line, cells
 
     shown = [name for name in HEADER if name not in _HIDDEN]
-    rows = [tuple(_WORDS.get(name, name) for name in shown)]
+    rows = [tuple(name.replace("_", " ") for name in shown)]
     problems: list[str] = []
     for found in configurations:
         came = compiled[found.digest]
@@ -290,6 +289,7 @@ def _show_table(
             problems.append(f"{where} does not compile: {came.problem}")
             continue
         texts = cells(Line(found, came.resources, came.triton), target)
+        texts["kernel"] = found.kernel.removeprefix(f"{found.op}_")
         rows.append(tuple(texts[name] or "-" for name in shown))
         if came.resources.spilled:
             problems.append(f"{where} spills {came.resources.spilled} bytes a lane")
