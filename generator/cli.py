@@ -41,6 +41,7 @@ from kgen.commands.common import (
 from kgen.commands.derive import derive
 from kgen.commands.explain import explain
 from kgen.commands.gallery import gallery
+from kgen.commands.inspect import inspect
 from kgen.commands.mutate import mutate
 from kgen.commands.verify import verify
 from kgen.errors import KgenError, suggest
@@ -279,6 +280,7 @@ main.add_command(verify)
 main.add_command(mutate)
 main.add_command(gallery)
 main.add_command(bench)
+main.add_command(inspect)
 
 
 def _plan(specs: Sequence[Path], folder: Path) -> tuple[Change, ...]:

@@ -72,8 +72,9 @@ MAY_IMPORT = {
     "pytest_plugin": "",
     "mutate": "errors testing",
     "bench": "__init__ errors spec ir interpret lower traffic",
+    "inspection": "errors spec load",
     "commands": "__init__ errors spec load build output expr ir formulas lower mutate verify "
-    "schedule cost traffic explain explain_page gallery latex bench",
+    "schedule cost traffic explain explain_page gallery latex bench inspection",
     "cli": "__init__ errors paths spec schema load build output commands",
     "__main__": "cli",
 }
@@ -89,6 +90,7 @@ MAY_IMPORT_PACKAGES = {
     "testing": "torch triton numpy pytest",
     "mutate": "torch pytest",
     "bench": "torch triton matplotlib liger_kernel quack",
+    "inspection": "torch triton",
     "pytest_plugin": "torch",
 }
 

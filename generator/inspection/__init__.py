@@ -1,0 +1,1 @@
+"""What the compiler makes of generated kernels: registers, spills, shared memory, vector widths."""
