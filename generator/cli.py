@@ -219,8 +219,8 @@ def list_ops(specs: tuple[Path, ...]) -> None:
 def new(name: str, origin: str, path: Path | None) -> None:
     """Start a new spec as a copy of another.
 
-    Everything but the op's name, summary, class and peers is copied as it stands, comments
-    included. A file that exists is never overwritten.
+    Everything but the op's name, summary, class, peers and tuning is copied as it stands,
+    comments included. A file that exists is never overwritten.
 
     \b
     Examples:
@@ -389,10 +389,12 @@ def _origin(origin: str) -> Path:
 
 
 def _renamed(text: str, old: str, name: str) -> str:
-    """The text with another op's name, a summary that asks to be written, no class and no peers."""
-    for key in ("module", "peers"):
-        # With the empty line after it only if there is one before it, too.
+    """The text with another op's name, a summary to be written, and no key that is the old's."""
+    for key in ("module", "peers", "tuning"):
         block = rf"{key}:.*\n(?:[ \t\-\]].*\n)*"
+        # With the empty line before it where it is the last, else with the one after it only if
+        # there is one before it, too.
+        text = re.sub(rf"\n\n{block}\Z", "\n", text)
         text = re.sub(rf"(?<=\n\n){block}\n?|^{block}", "", text, count=1, flags=re.MULTILINE)
     text, renamed = re.subn(
         rf"^(op:[ \t]*)(['\"]?){re.escape(old)}\2(?=\s|$)",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from kgen.errors import Problems, Span, quote, suggest
-from kgen.spec import LINE_LIMIT, RESERVED_KEYS, Key
+from kgen.spec import LINE_LIMIT, Key
 from kgen.tree import Broken, Mapping, Node, Scalar, kind_of
 from kgen.tree import Sequence as List
 
@@ -39,8 +39,6 @@ class Fields:
             name = field.key.text
             if name in names:
                 found[name] = field
-            elif what == "a spec" and name in RESERVED_KEYS:
-                self._problems.add(f"'{name}' is reserved for a later version", field.key.at)
             else:
                 hint = suggest(name, names) or f": {what} takes {words(names, 'and')}"
                 hints.add(hint)

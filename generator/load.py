@@ -42,6 +42,7 @@ from kgen.spec import (
     op_problem,
 )
 from kgen.tree import Broken, Mapping, Node, Scalar
+from kgen.tuning import read_tuning
 
 MAX_FILE = 1024 * 1024
 INPUT_KINDS = ("matrix", "per_row", "per_column", "per_batch", "per_place", "scalar")
@@ -145,6 +146,7 @@ class _Loader:
                 found["module"].key.at,
             )
         peers = self._peers(found.get("peers"))
+        tuning = read_tuning(found.get("tuning"), with_gradients, is_double, self._problems)
         if self._problems or op is None or summary is None or source is None or reference is None:
             return None
         return Spec(
@@ -168,6 +170,7 @@ class _Loader:
             module=module,
             double_backward=is_double,
             peers=peers,
+            tuning=tuning,
         )
 
     def _op(self, field: Field | None) -> str | None:

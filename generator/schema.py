@@ -8,6 +8,7 @@ from typing import Any
 
 from kgen.load import ELEMENTS, INPUT_KINDS
 from kgen.spec import (
+    CHUNK_KEYS,
     COMPUTE,
     DEFAULT_TOLERANCES,
     FLOAT_DTYPES,
@@ -24,7 +25,14 @@ from kgen.spec import (
     OUTPUT_KEYS,
     PARAM_KEYS,
     PEER_LIMIT,
+    POWERS_OF_TWO,
+    SCHEDULES,
     SPEC_KEYS,
+    SPLIT_KEYS,
+    TILE_KEYS,
+    TUNED_RANGES,
+    TUNED_WIDTHS,
+    TUNING_KEYS,
     Key,
     Limits,
 )
@@ -156,6 +164,45 @@ _CASE: Schema = {
     },
     "additionalProperties": _VALUE,
 }
+
+
+def _tile_number(name: str) -> Schema:
+    least, most = TUNED_RANGES[name]
+    if name not in POWERS_OF_TWO:
+        return {"type": "integer", "minimum": least, "maximum": most}
+    powers = (2**power for power in range(most.bit_length()))
+    return {"enum": [power for power in powers if power >= least]}
+
+
+def _tile(keys: Sequence[Key], schedules: Sequence[str] = ()) -> Schema:
+    values = {
+        key.name: _enum(schedules) if key.name == "schedule" else _tile_number(key.name)
+        for key in keys
+    }
+    return {**_object(keys, values), "minProperties": 1}
+
+
+def _direction(schedules: Sequence[str], **more: Schema) -> Schema:
+    """The tiles by width, and those of chunks."""
+    widths = "|".join(map(str, TUNED_WIDTHS))
+    return {
+        "type": "object",
+        "patternProperties": {f"^({widths})$": _tile(TILE_KEYS, schedules)},
+        "properties": {"streaming": _tile(CHUNK_KEYS), **more},
+        "additionalProperties": False,
+        "minProperties": 1,
+    }
+
+
+_BACKWARD_TILES = _direction(SCHEDULES, split=_tile(SPLIT_KEYS))
+_TUNING = _object(
+    TUNING_KEYS,
+    {
+        "forward": _direction(SCHEDULES[:3]),
+        "backward": _BACKWARD_TILES,
+        "double_backward": _BACKWARD_TILES,
+    },
+)
 _SPEC: dict[str, Schema] = {
     "op": {"type": "string", "pattern": f"^{OP_PATTERN}$"},
     "summary": _LINE,
@@ -189,4 +236,5 @@ _SPEC: dict[str, Schema] = {
         "maxItems": MOST_PEERS,
         "uniqueItems": True,
     },
+    "tuning": {**_TUNING, "minProperties": 1},
 }

@@ -133,6 +133,42 @@ class Case:
     at: Span
 
 
+@dataclass(frozen=True, slots=True)
+class TunedValue:
+    """A number of a tile in place of the rule's."""
+
+    name: str
+    value: int
+    at: Span
+
+
+@dataclass(frozen=True, slots=True)
+class TunedTile:
+    """A tile as a spec has it; what it does not say stays as the rule has it."""
+
+    at: Span
+    schedule: str | None = None
+    values: tuple[TunedValue, ...] = ()
+
+    def value(self, name: str, otherwise: int) -> int:
+        """What it says of ``rows``, ``warps`` and the like."""
+        return next((each.value for each in self.values if each.name == name), otherwise)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What a spec says of the tiles of one direction: by width, narrow rows first, and of chunks.
+
+    Widths are in 4-byte words. A schedule never comes before a lesser one in ``SCHEDULES``.
+    """
+
+    direction: str
+    at: Span
+    widths: tuple[tuple[int, TunedTile], ...] = ()
+    streaming: TunedTile | None = None
+    split: TunedTile | None = None
+
+
 DEFAULT_TOLERANCES = {
     "float16": Tolerance(3e-3, 3e-3),
     "bfloat16": Tolerance(1e-2, 1.6e-2),
@@ -165,6 +201,7 @@ class Spec:
     module: str | None = None
     double_backward: bool = False
     peers: tuple[str, ...] = ()
+    tuning: tuple[Tuning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +230,8 @@ SPEC_KEYS = (
     Key("cases", "worked examples for the tests, by name"),
     Key("module", "the class name of a torch.nn.Module around the op, such as RMSNorm"),
     Key("peers", "libraries that have an op like it, for the gallery of ops alone"),
+    Key("tuning", "tiles by width in place of the rule's, for each direction; see kgen tune"),
 )
-RESERVED_KEYS = ("tuning",)
 INPUT_KEYS = (
     Key("kind", "how the values spread over the (M, N) matrix", True),
     Key("type", "what the entries are; int and bool inputs take no gradient"),
@@ -220,6 +257,41 @@ LIMITS_KEYS = (
     Key("max_columns", "the largest N: longer rows raise ValueError"),
     Key("scratch_mib", "MiB that the partial column sums of a backward may take"),
 )
+TUNING_KEYS = (
+    Key("forward", "tiles of the forward kernels"),
+    Key("backward", "tiles of the backward kernels"),
+    Key("double_backward", "tiles of the double backward kernels"),
+)
+TILE_KEYS = (
+    Key("schedule", "how these rows are taken; wider ones never by an earlier schedule"),
+    Key("rows", "rows in a tile: a power of two"),
+    Key("warps", "warps of a program: a power of two"),
+    Key("stages", "pipeline stages; only where gradients are summed over rows"),
+    Key("programs", "programs a processor; only where gradients are summed over rows"),
+)
+CHUNK_KEYS = (
+    Key("block", "words of a chunk: a power of two"),
+    Key("warps", "warps of a program: a power of two"),
+)
+SPLIT_KEYS = (
+    Key("block", "words of a tile's columns: a power of two"),
+    *TILE_KEYS[1:],
+)
+SCHEDULES = ("resident", "reload", "streaming", "split")
+"""How rows are taken, narrow ones first; ``split`` is ``streaming`` where gradients are summed."""
+LONG_SCHEDULES = SCHEDULES[2:]
+TUNED_WIDTHS = tuple(2**power for power in range(6, 19))
+LEAST_LONG_WORDS = 2048
+"""The least width, in words, of rows that are walked in chunks."""
+TUNED_RANGES = {
+    "rows": (1, 1024),
+    "warps": (1, 32),
+    "block": (64, 65536),
+    "stages": (1, 8),
+    "programs": (1, 32),
+}
+POWERS_OF_TWO = ("rows", "warps", "block")
+LARGEST_TILE = 65536
 LARGEST_COLUMNS = 2**20
 LARGEST_SCRATCH_MIB = 4096
 

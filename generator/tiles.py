@@ -1,15 +1,26 @@
 """How large a piece of the matrix each program takes: tables of tiles, by the width of the row.
 
-The figures behind the tables are in docs/schedules.md.
+The figures behind the tables are in docs/schedules.md. What a spec says in its ``tuning`` takes the
+place of what the rule has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kgen.errors import Problems
 from kgen.lower import RowOp
 from kgen.schedule import Form, Kernel, OpSchedule, Pass, schedule
-from kgen.spec import Element, Kind
+from kgen.spec import (
+    LARGEST_TILE,
+    LONG_SCHEDULES,
+    SCHEDULES,
+    TUNED_WIDTHS,
+    Element,
+    Kind,
+    TunedTile,
+    Tuning,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,14 @@ class Tiles:
         """The widest rows that one tile spans."""
         return self.whole[-1].words
 
+    def tile(self, words: int) -> Tile | None:
+        """The tile that spans rows of ``words`` words, or None if they are walked in chunks."""
+        return next((tile for tile in self.whole if tile.words == words), None)
+
+    def rank(self, words: int) -> int:
+        """The place of their schedule: resident, reload, and in chunks."""
+        return (words > self.resident_words) + (words > self.whole_words)
+
     @property
     def reloads(self) -> bool:
         """Whether rows of some widths are read again."""
@@ -119,11 +138,147 @@ def live_matrices(kernel: Kernel) -> int:
 
 
 def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
-    """The tiles of each direction, by its name."""
+    """The tiles of each direction, by its name, with what the spec says in place of the rule's.
+
+    Raises:
+        KgenError: where the spec's tuning does not fit the op's kernels.
+    """
+    spec = plan.row_op.spec
+    if not spec.tuning:
+        return untuned(plan)
+    plan = schedule(plan.row_op)  # with the kernels that no width takes by now: the rule asks
+    rule = untuned(plan)
+    problems = Problems()
+    for tuning in spec.tuning:
+        name = tuning.direction
+        kernels, sums = plan.forward, False
+        for each in plan.passes:
+            if each.name == name:
+                kernels, sums = each.kernels, bool(each.column_sums)
+        rule[name] = _Retiling(tuning, rule[name], kernels, sums, problems).tiles()
+    problems.raise_if_any()
+    return rule
+
+
+def untuned(plan: OpSchedule) -> dict[str, Tiles]:
+    """The tiles of each direction by the rule alone; ``plan`` has every kernel that there is."""
     rule = {"forward": _forward_tiles(plan.forward)}
     for each in plan.passes:
         rule[each.name] = _sum_tiles(each) if each.column_sums else _gradient_tiles(each)
     return rule
+
+
+class _Retiling:
+    """Puts the tuning of one direction in place of the rule."""
+
+    def __init__(
+        self,
+        tuning: Tuning,
+        rule: Tiles,
+        kernels: tuple[Kernel, ...],
+        has_sums: bool,
+        problems: Problems,
+    ) -> None:
+        self.tuning, self.rule, self.kernels = tuning, rule, kernels
+        self.has_sums, self.problems = has_sums, problems
+
+    def tiles(self) -> Tiles:
+        """The tiles, or those of the rule where there is a problem."""
+        before = len(self.problems)
+        self._check_kernels()
+        streaming, split = self._streaming(), self._split()
+        ranks = {words: self._rank(words) for words in TUNED_WIDTHS}
+        whole = [tile for words in TUNED_WIDTHS if (tile := self._tile(words, ranks[words]))]
+        if len(self.problems) > before:
+            return self.rule
+        resident = max(words for words in TUNED_WIDTHS if ranks[words] == 0)
+        return Tiles(tuple(whole), resident, streaming, split)
+
+    def _check_kernels(self) -> None:
+        """Schedules that the direction has, and values that its kernels take."""
+        name = self.tuning.direction
+        long = "split" if self.has_sums else "streaming"
+        for _, tile in self.tuning.widths:
+            if tile.schedule == "reload" and _reload(self.kernels) is None:
+                message = f"{name} has no kernel that reads rows again: write resident or {long}"
+                self.problems.add(message, tile.at)
+            elif tile.schedule in LONG_SCHEDULES and tile.schedule != long:
+                what = "sums" if self.has_sums else "does not sum"
+                message = f"{name} {what} gradients over rows, so its long rows are {long}"
+                self.problems.add(f"{message}, got '{tile.schedule}'", tile.at)
+            for value in () if self.has_sums else tile.values:
+                if value.name in ("stages", "programs"):
+                    message = f"{name} sums no gradients over rows, so its programs take one tile"
+                    self.problems.add(f"{message} each: remove '{value.name}'", value.at)
+
+    def _streaming(self) -> Tile:
+        tuned, tile = self.tuning.streaming, self.rule.streaming
+        if tuned is None:
+            return tile
+        if not any(kernel.form is Form.STREAMING for kernel in self.kernels):
+            message = f"no kernel of {self.tuning.direction} walks rows in chunks"
+            self.problems.add(f"{message}: remove 'streaming'", tuned.at)
+        return replace(
+            tile, words=tuned.value("block", tile.words), warps=tuned.value("warps", tile.warps)
+        )
+
+    def _split(self) -> Tile:
+        tuned = self.tuning.split
+        if tuned is None:
+            return self.rule.split
+        if not self.has_sums:
+            message = f"{self.tuning.direction} sums no gradients over rows, so nothing is split"
+            self.problems.add(f"{message}: remove 'split'", tuned.at)
+        return self._retiled(
+            replace(self.rule.split, words=tuned.value("block", self.rule.split.words)), tuned
+        )
+
+    def _rank(self, words: int) -> int:
+        """The place of the schedule: that of the rule, between those that the spec says."""
+        rank = self.rule.rank(words)
+        for width, tile in self.tuning.widths:
+            if tile.schedule is None:
+                continue
+            said = min(SCHEDULES.index(tile.schedule), 2)
+            rank = max(rank, said) if width < words else min(rank, said)
+            if width == words:
+                return said
+        return rank
+
+    def _tile(self, words: int, rank: int) -> Tile | None:
+        tuned = dict(self.tuning.widths).get(words)
+        tile = self.rule.tile(words)
+        if rank == 2:
+            for value in tuned.values if tuned is not None else ():
+                message = (
+                    f"rows of {words} words are walked in chunks, which have no '{value.name}'"
+                )
+                self.problems.add(f"{message}: say 'schedule' too, or remove it", value.at)
+            return None
+        if tile is not None:
+            return tile if tuned is None else self._retiled(tile, tuned)
+        if tuned is not None and {"rows", "warps"} <= {value.name for value in tuned.values}:
+            return self._retiled(Tile(words, 1, 1), tuned)
+        at = self.tuning.at if tuned is None else tuned.at
+        message = f"the rule of {self.tuning.direction} has no tile for rows of {words} words"
+        advice = "add an entry with its" if tuned is None else "say its"
+        self.problems.add(f"{message}: {advice} rows and warps", at)
+        return None
+
+    def _retiled(self, tile: Tile, tuned: TunedTile) -> Tile:
+        tile = Tile(
+            tile.words,
+            tuned.value("rows", tile.rows),
+            tuned.value("warps", tile.warps),
+            tuned.value("stages", tile.stages),
+            tuned.value("programs", tile.programs),
+        )
+        if tile.rows * tile.words > LARGEST_TILE:
+            message = f"a tile has at most {LARGEST_TILE} elements"
+            advice = "take fewer rows" if tile.rows > 1 else "rows so wide are walked in chunks"
+            shape = f"{tile.rows} x {tile.words}"
+            self.problems.add(f"{message}, got {shape}: {advice}", tuned.at)
+        return tile
 
 
 def _forward_tiles(kernels: tuple[Kernel, ...]) -> Tiles:

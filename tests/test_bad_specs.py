@@ -12,6 +12,7 @@ import pytest
 from kgen.errors import KgenError
 from kgen.load import load
 from kgen.lower import lower
+from kgen.tiles import planned
 
 ROOT = Path(__file__).parent.parent
 FOLDER = Path("tests/bad_specs")
@@ -21,7 +22,7 @@ NAMES = sorted(path.stem for path in (ROOT / FOLDER).glob("*.yaml"))
 def problems_of(path: Path) -> str:
     """What a user is told about a spec, or nothing when it is good."""
     try:
-        lower(load(path))
+        planned(lower(load(path)))
     except KgenError as error:
         return f"{error}\n"
     return ""

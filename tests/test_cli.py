@@ -371,6 +371,20 @@ class TestNew:
         assert "peers" not in text and "Apex" not in text
         assert text.endswith("sum(dy * y))\n\nreference: |\n  return torch.softmax(x, dim=-1)\n")
 
+    @pytest.mark.parametrize("place", ["reference: |", ""])
+    def test_tuning_stays_behind(self, project: Path, place: str) -> None:
+        path = Path("specs/softmax.yaml")
+        kgen("new", "other", "--from", "softmax")
+        untuned = Path("specs/other.yaml").read_text()
+        tuning = "tuning:  # found\n  forward:\n    512: {rows: 2}\n\n"
+        text = path.read_text().partition("\ntuning:")[0]
+        if place:
+            path.write_text(text.replace(place, tuning + place))
+        else:
+            path.write_text(f"{text}\n{tuning.rstrip()}\n")
+        kgen("new", "another", "--from", "softmax")
+        assert Path("specs/another.yaml").read_text() == untuned.replace("other", "another")
+
     def test_quotes_comments_and_long_summaries(self, project: Path) -> None:
         edit(Path("specs/softmax.yaml"), "op: softmax", "# mine\nop:  'softmax'  # the op")
         edit(Path("specs/softmax.yaml"), "summary: ", "summary: Long,\n  ")

@@ -90,6 +90,7 @@ def test_the_example_of_every_key() -> None:
     assert [key.name for key in SPEC_KEYS if f"\n{key.name}:" not in f"\n{text}"] == []
     spec = load_text(text, "specs/example.yaml")
     assert spec.peers == ("A library", "Another one: its gated norm")
+    assert [each.direction for each in spec.tuning] == ["forward", "backward", "double_backward"]
 
 
 def test_layernorm() -> None:
@@ -278,6 +279,11 @@ def test_schema_takes_good_specs(text: str) -> None:
         ("backward: none", "backward: none\ntolerances: {float16: [1]}"),
         ("backward: none", "backward: none\npeers: []"),
         ("backward: none", f"backward: none\npeers: [{'p' * 61}]"),
+        ("backward: none", "backward: none\ntuning: {}"),
+        ("backward: none", "backward: none\ntuning: {forward: {100: {warps: 8}}}"),
+        ("backward: none", "backward: none\ntuning: {forward: {512: {warps: 6}}}"),
+        ("backward: none", "backward: none\ntuning: {forward: {512: {block: 64}}}"),
+        ("backward: none", "backward: none\ntuning: {forward: {4096: {schedule: split}}}"),
     ],
 )
 def test_schema_refuses_bad_specs(change: tuple[str, str]) -> None:
@@ -326,6 +332,8 @@ def _inside(value: Any, schema: dict[str, Any]) -> str | None:
         return next(filter(None, (mismatch(item, schema.get("items", {})) for item in value)), None)
     if not isinstance(value, dict):
         return None
+    if len(value) < schema.get("minProperties", 0):
+        return f"{value} is empty"
     for key in schema.get("required", ()):
         if key not in value:
             return f"{key} is missing"
@@ -333,6 +341,8 @@ def _inside(value: Any, schema: dict[str, Any]) -> str | None:
         if mismatch(key, schema.get("propertyNames", {})):
             return f"{key} is no name"
         inner = schema.get("properties", {}).get(key, schema.get("additionalProperties", {}))
+        for pattern, values in schema.get("patternProperties", {}).items():
+            inner = values if re.search(pattern, str(key)) else inner
         found = f"{key} is unknown" if inner is False else mismatch(item, inner)
         if found:
             return found
