@@ -322,7 +322,8 @@ _GENERATED = """
     mark_non_differentiable must needs_input_grad save_for_backward saved_tensors
     set_materialize_grads takes random_at rescale_exp_sum rescale_open_sum
     back batch_index last_start n_batches n_places n_splits part_index place_index split_index
-    are_hooked call facts key layout launches needs planned remember
+    apply are_hooked call facts is_known is_same is_transformed key layout launches main needs
+    all_sums forward_ad part_sums planned remember
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
 """Names that generated code or the language of formulas uses itself."""

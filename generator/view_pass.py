@@ -374,7 +374,7 @@ class _PassWriter:
         parts = "n_places" if self.each.partition is Kind.PER_PLACE else "n_batches"
         text = []
         if self.whole_sums():
-            text += self._sum_launch("sums", self.whole_sums(), "1", "n_groups")
+            text += self._sum_launch("all_sums", self.whole_sums(), "1", "n_groups")
         if self.each.partial_sums:
             text += self._sum_launch("part_sums", self.each.partial_sums, parts, "n_splits")
         return lines(text)
@@ -405,8 +405,10 @@ class _PassWriter:
     def launches_of_sums(self) -> str:
         """What the plan says of the column sums, one a line."""
         words = ["n_sums", "n_groups"]
-        words = [*["sums"] * bool(self.whole_sums()), *words]
-        text = [f"{word}={word}," for word in words]
+        text = [
+            *["sums=all_sums,"] * bool(self.whole_sums()),
+            *(f"{word}={word}," for word in words),
+        ]
         if self.each.partial_sums:
             text += ["part_sums=part_sums,", "n_splits=n_splits,"]
         return lines(text)

@@ -455,9 +455,9 @@ def _plan_backward(
             num_warps=plan.warps,
             enable_fp_fusion=plan.rows == 1,
         )
-    sums = None
+    all_sums = None
     if n_groups > 1 and n_sums:
-        sums = Launch(
+        all_sums = Launch(
             add_rmsnorm_sum_groups,
             (triton.cdiv(n_columns, SUM_BLOCK),),
             device,
@@ -471,7 +471,7 @@ def _plan_backward(
         f"backward.{plan.schedule}",
         main,
         rows,
-        sums=sums,
+        sums=all_sums,
         n_sums=n_sums,
         n_groups=n_groups,
     )
