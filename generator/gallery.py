@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from urllib.parse import quote
 
 from kgen.cost import How
@@ -212,9 +213,12 @@ def _size(count: float) -> str:
 
 
 def _passes(direction: Direction) -> str:
-    (end, _, first), *rest = direction.ends
-    changes = [passes for _, _, passes in rest if passes != first]
-    return f"{first} up to N = {end}, then {changes[0]}" if changes else str(first)
+    changes = [
+        f"{passes} up to N = {end}"
+        for (end, _, passes), (_, _, after) in pairwise(direction.ends)
+        if after != passes
+    ]
+    return ", ".join([*changes, f"{'then ' if changes else ''}{direction.ends[-1][2]}"])
 
 
 def _escaped(text: str) -> str:

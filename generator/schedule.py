@@ -289,11 +289,20 @@ def reload(name: str, program: Program, form: Form) -> Kernel | None:
     sums = tuple(r for r in program.results if r.kind is Kind.PER_COLUMN)
     program = hoist_rows(hoist(program))
     walks = _walks(program, Merging(), sums)
-    if len(walks) < 2 or not walks[-1].stores or len(sums) > 1 or _repeated(walks) > 1:
+    if not walks or not walks[-1].stores or not _reads_again(program, walks):
+        return None
+    if len(sums) > 1 or _repeated(walks) > 1:
         return None
     form = Form.RELOAD_GROUPS if form is Form.GROUPS else Form.RELOAD
     before = _row_values(program, known_after(program, {}), 0)
     return Kernel(name, form, program, before, walks)
+
+
+def _reads_again(program: Program, walks: tuple[Walk, ...]) -> bool:
+    """Whether several walks take the values of one matrix."""
+    matrices = {v.name for v in program.variables if v.type.kind is Kind.MATRIX}
+    read = [name for walk_ in walks for name in walk_.names & matrices]
+    return len(read) > len(set(read))
 
 
 def _repeated(walks: tuple[Walk, ...]) -> int:

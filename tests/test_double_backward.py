@@ -26,7 +26,7 @@ from kgen.lower import RowOp, lower
 from kgen.output import plan_changes, write
 from kgen.schedule import Form, schedule
 from kgen.spec import Spec
-from kgen.tiles import FORWARD_TILES, GROUP_TILES, tile_rule
+from kgen.tiles import tile_rule
 from small_op import ROOT
 
 # With v = ddx and u = ddweight, of the function <v, dx> + <u, dweight>.
@@ -300,11 +300,13 @@ def kernels(name: str) -> list[tuple[str, Form]]:
 def test_kernels_follow_the_rules_of_the_first_backward() -> None:
     assert kernels("rmsnorm") == [
         ("double_backward_resident", Form.GROUPS),
+        ("double_backward_reload", Form.RELOAD_GROUPS),
         ("double_backward_split_rows", Form.STREAMING),
         ("double_backward_split_columns", Form.SPLIT_COLUMNS),
     ]
     assert kernels("softmax") == [
         ("double_backward_resident", Form.TILE),
+        ("double_backward_reload", Form.RELOAD),
         ("double_backward_streaming", Form.STREAMING),
     ]
     assert kernels("shifted") == [
@@ -331,13 +333,19 @@ def test_as_many_column_sums_share_a_kernel(name: str, added_by: list[str | None
     assert [plan.sum_groups(each) for each in plan.passes] == added_by
 
 
-def test_tiles_are_shorter_for_the_matrices_of_the_second_order() -> None:
-    """Read x, dy and ddx, and make ddy and d2x: five at once, not three."""
+def test_tiles_of_the_second_order_follow_its_own_matrices_and_sums() -> None:
+    """Softmax reads y, dy and ddx, and makes ddy and d2x: five at once, not three."""
+    rule = tile_rule(schedule(lowered("softmax")))
+    assert list(rule) == ["forward", "backward", "double_backward"]
+    ends = {name: (t.resident_words, t.whole_words) for name, t in rule.items()}
+    assert ends["backward"] == (32768, 65536)
+    assert ends["double_backward"] == (16384, 16384)
+    assert list(tile_rule(schedule(lowered("softmax", "")))) == ["forward", "backward"]
+    # As many sums in both: the same tiles. Three sums at first, one of the second order: larger.
     rule = tile_rule(schedule(lowered("rmsnorm")))
-    assert rule.backward == GROUP_TILES
-    assert rule.double_backward == GROUP_TILES[:-1]
-    assert tile_rule(schedule(lowered("softmax"))).double_backward == FORWARD_TILES[:-1]
-    assert tile_rule(schedule(lowered("softmax", ""))).double_backward == ()
+    assert rule["double_backward"] == rule["backward"]
+    rule = tile_rule(schedule(lowered("scaled")))
+    assert rule["double_backward"].whole_words == 8192
 
 
 # --- the generated ops ----------------------------------------------------------------------------
@@ -383,6 +391,19 @@ def test_rows_in_chunks(ops: dict[str, testing.Op], name: str) -> None:
     testing.check_second_order(op, (5, 129), "float32", "lowered")
     testing.check_second_order_of(op, op.gradients[:1], "lowered")
     testing.check_second_order_wanted(op, op.gradients[:1], "lowered")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_read_again(ops: dict[str, testing.Op], name: str) -> None:
+    op = ops[name]
+    has_sums = hasattr(op.module, "DOUBLE_BACKWARD_SPLIT_BLOCK")
+    reloads = hasattr(op.module, "DOUBLE_BACKWARD_RELOAD_WORDS")
+    assert reloads == (has_sums and name != "scaled")
+    op.module.calls.clear()
+    testing.check_second_order(op, (5, 129), "float32", "reread")
+    testing.check_second_order_of(op, op.gradients[:1], "reread")
+    testing.check_second_order_wanted(op, op.gradients[:1], "reread")
+    assert (op.module.calls["double_backward.reload"] > 0) == reloads
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -31,7 +31,8 @@ PARAMS = {
 def emitted(formula: str) -> str:
     used = "where(keep and fast and wide, x * a * b * eps * k, 0)"
     row_op = small_op(f"f = {formula}\ny = f + {used}", inputs=INPUTS, params=PARAMS)
-    return Emitter(row_op.spec, choose_padding(row_op.forward)).text(term_of(row_op, "f"))
+    padding = choose_padding(row_op.forward)
+    return Emitter(row_op.spec, padding, row_op.forward).text(term_of(row_op, "f"))
 
 
 # --- a stand-in for Triton on numbers -------------------------------------------------------------

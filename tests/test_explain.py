@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from kgen.cli import main
+from kgen.load import load
 from small_op import ROOT
 
 ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
@@ -126,11 +127,14 @@ def test_a_slower_memory_takes_longer() -> None:
 @pytest.mark.parametrize(
     ("columns", "dtype", "forward", "backward"),
     [
-        ("32768", "float32", "resident", "split"),
+        ("8192", "float32", "resident", "resident"),
+        ("8193", "float32", "reload", "split"),
+        ("32768", "float32", "reload", "split"),
         ("32769", "float32", "streaming", "split"),
-        ("16384", "float64", "resident", "split"),
-        ("8192", "float64", "resident", "resident"),
-        ("8193", "float64", "resident", "split"),
+        ("4096", "float64", "resident", "resident"),
+        ("4097", "float64", "reload", "split"),
+        ("16384", "float64", "reload", "split"),
+        ("16385", "float64", "streaming", "split"),
     ],
 )
 def test_schedules_at_their_boundaries(
@@ -142,6 +146,38 @@ def test_schedules_at_their_boundaries(
         ends = found[name]["schedules"]
         at = next(end for end in ends if int(columns) <= end["up_to_n"])
         assert at["schedule"] == schedule
+
+
+def test_rows_read_again_count_each_time() -> None:
+    found = explained("specs/layernorm.yaml", "--n", "16384", "--m", "64")["forward"]
+    assert [end["passes"] for end in found["schedules"]] == [1, 3, 2]
+    assert (found["schedule"], found["passes"]) == ("reload", 3)
+    assert found["kernels"] == ["layernorm_forward_reload"]
+    assert next(move for move in found["moves"] if move["name"] == "x")["times"] == 3
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "specs").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_the_page_and_the_wrapper_agree(path: Path) -> None:
+    """Of every direction the widest rows of each schedule, and the chunks of longer ones."""
+    wrapper = (ROOT / "generated" / path.stem / "op.py").read_text(encoding="utf-8")
+    constants = dict(re.findall(r"^(\w+_(?:WORDS|BLOCK)) = (\d+)$", wrapper, re.MULTILINE))
+    most = str(load(path).limits.max_columns)
+    found = explained(str(path), "--n", most, "--dtype", "float32")
+    for name in ("forward", "backward"):
+        if name not in found:
+            continue
+        way, prefix = found[name], name.upper()
+        *ends, last = way["schedules"]
+        words = {f"{prefix}_{end['schedule'].upper()}_WORDS": str(end["up_to_n"]) for end in ends}
+        assert words == {
+            constant: value
+            for constant, value in constants.items()
+            if constant.startswith(prefix) and constant.endswith("_WORDS")
+        }
+        assert last["schedule"] == way["schedule"] in ("streaming", "split")
+        assert constants[f"{prefix}_{way['schedule'].upper()}_BLOCK"] == str(way["tile_columns"])
 
 
 def test_scratch_grows_with_the_processors() -> None:

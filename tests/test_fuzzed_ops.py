@@ -113,15 +113,25 @@ def built(name: str, small: Small, folder: Path) -> ModuleType:
         sys.path.remove(str(folder))
 
 
-def lower_boundaries(op: ModuleType) -> None:
-    for constant, value in {
-        "FORWARD_RESIDENT_WORDS": 8,
-        "BACKWARD_RESIDENT_WORDS": 8,
-        "STREAMING_BLOCK": 16,
-        "SPLIT_BLOCK": 16,
-    }.items():
-        if hasattr(op, constant):
-            setattr(op, constant, value)
+DIRECTIONS = ("FORWARD", "BACKWARD")
+
+
+def lower_boundaries(op: ModuleType, schedule: str) -> None:
+    """Make rows of 37 columns in float64 take a schedule that the op has."""
+    widest = {"RESIDENT": {"resident": 1024}.get(schedule, 8)}
+    widest["RELOAD"] = 1024 if schedule == "reload" else 8
+    for direction in DIRECTIONS:
+        for name, words in widest.items():
+            if hasattr(op, f"{direction}_{name}_WORDS"):
+                setattr(op, f"{direction}_{name}_WORDS", words)
+        for name in ("STREAMING", "SPLIT"):
+            if hasattr(op, f"{direction}_{name}_BLOCK"):
+                setattr(op, f"{direction}_{name}_BLOCK", 16)
+
+
+def schedules_of(op: ModuleType) -> list[str]:
+    reloads = any(hasattr(op, f"{direction}_RELOAD_WORDS") for direction in DIRECTIONS)
+    return ["resident", *(["reload"] if reloads else []), "long"]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -136,14 +146,19 @@ def test_small_op(name: str, tmp_path: Path) -> None:
     flags: list[dict[str, bool]] = [{}]
     if "flag" in small.params:
         flags = [{"flag": True}, {"flag": False}]
-    for is_long, params in itertools.product((False, True), flags):
-        if is_long:
-            lower_boundaries(op)
+    for schedule, params in itertools.product(schedules_of(op), flags):
+        lower_boundaries(op, schedule)
+        op.calls.clear()
         with torch.no_grad():
             found, wanted = function(*values, **params), reference(*values, **params)
         torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-12, atol=1e-12)
         if small.backward != "none":
             compare_gradients(function, reference, values, names)
+        ran = {call.partition(".")[2] for call in op.calls} - {"column_sums"}
+        takes = {"long": {"streaming", "split"}, "reload": {"reload", "streaming", "split"}}
+        assert ran <= takes.get(schedule, {"resident"}) and (
+            schedule != "reload" or schedule in ran
+        )
 
 
 def compare_gradients(

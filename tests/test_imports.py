@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "view_pass": "spec ir schedule tiles view view_words",
     "view_autograd": "spec ir lower schedule view_pass view_words",
     "view_op": "spec check ir schedule tiles view view_words view_module view_pass view_autograd",
-    "view_test": "spec ir schedule view",
+    "view_test": "spec ir lower schedule view",
     "render": "errors paths view view_op view_test",
     "build": "errors spec lower tiles view view_op view_test render",
     "output": "errors",
@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "bench": "__init__ errors spec ir interpret lower traffic",
     "inspection": "errors spec load",
     "commands": "__init__ errors spec load build output expr ir formulas lower mutate verify "
-    "schedule cost traffic explain explain_page gallery latex bench inspection",
+    "schedule tiles cost traffic explain explain_page gallery latex bench inspection",
     "cli": "__init__ errors paths spec schema load build output commands",
     "__main__": "cli",
 }

@@ -111,7 +111,9 @@ def built(spec: str, folder: Path) -> ModuleType:
         op = importlib.import_module("online.op")
     finally:
         sys.path.remove(str(folder))
-    op.FORWARD_RESIDENT_WORDS, op.STREAMING_BLOCK = BLOCK, BLOCK  # type: ignore[attr-defined]
+    for name in ("FORWARD_RESIDENT_WORDS", "FORWARD_STREAMING_BLOCK"):
+        assert hasattr(op, name)
+        setattr(op, name, BLOCK)
     return op
 
 

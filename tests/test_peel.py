@@ -22,7 +22,7 @@ def steps(formula: str) -> list[str] | None:
     row_op = small_op(f"s = mean(x)\ny = {formula} + 0 * s", inputs=inputs)
     term = term_of(row_op, "y").arguments[0]  # type: ignore[union-attr]
     absent = {v.name: v.absent for v in row_op.forward.variables if v.absent is not None}
-    emitter = Emitter(row_op.spec, choose_padding(row_op.forward))
+    emitter = Emitter(row_op.spec, choose_padding(row_op.forward), row_op.forward)
     peeled = peel(term, absent)
     if peeled is None:
         return None

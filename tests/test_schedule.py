@@ -12,7 +12,7 @@ from kgen.lower import RowOp, lower
 from kgen.merging import MergeKind
 from kgen.schedule import Form, Kernel, OpSchedule, schedule
 from kgen.spec import Kind
-from kgen.tiles import FORWARD_TILES, GROUP_TILES, live_matrices, tile_rule
+from kgen.tiles import Tile, Tiles, live_matrices, planned, tile_rule
 from small_op import ROOT, kernel, shipped, small_op
 
 ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
@@ -312,7 +312,8 @@ def test_a_row_value_that_is_stored_in_every_column_is_stored_in_a_walk() -> Non
 
 def test_ops_without_column_sums_have_no_groups() -> None:
     plan = schedule(shipped("softmax"))
-    assert [k.form for k in plan.kernels] == [Form.TILE, Form.STREAMING, Form.TILE, Form.STREAMING]
+    forms = [Form.TILE, Form.RELOAD, Form.STREAMING]
+    assert [k.form for k in plan.forward] == [k.form for k in plan.backward] == forms
     assert plan.column_sums == ()
 
 
@@ -321,23 +322,189 @@ def test_inference_only() -> None:
     assert plan.backward == ()
     assert [k.name for k in plan.kernels] == [
         "quant_rmsnorm_forward_resident",
+        "quant_rmsnorm_forward_reload",
         "quant_rmsnorm_forward_streaming",
     ]
 
 
+# --- rows that are read again -------------------------------------------------------------------
+
+
+def reloads(row_op: RowOp, direction: str = "forward") -> list[tuple[list[str], list[str]]]:
+    """What each walk of a kernel that reads rows again reduces to and what it stores, if any."""
+    found = schedule(row_op).kernel(f"{direction}_reload")
+    if found is None:
+        return []
+    return [([d.name for d in w.reductions], [r.name for r in w.stores]) for w in found.walks]
+
+
+def test_rows_are_read_again_after_each_reduction_that_others_wait_for() -> None:
+    """Nothing merges there: a row is reduced at one go, which takes no running values."""
+    row_op = small_op("m = max(x)\ns = sum(exp(x - m))\ny = exp(x - m) / s")
+    assert reloads(row_op) == [(["m"], []), (["s"], []), ([], ["y"])]
+    again = kernel(schedule(row_op), "forward_reload")
+    assert [(walk.merges, walk.online) for walk in again.walks] == 3 * [((), ())]
+    row_op = small_op("a = mean(x)\nb = max(abs(x))\ny = (x - a) / b")
+    assert reloads(row_op) == [(["a", "b"], []), ([], ["y"])]
+
+
+def test_one_column_sum_is_added_to_in_the_last_walk() -> None:
+    kernel_ = kernel(schedule(shipped("rmsnorm")), "backward_reload")
+    assert kernel_.form is Form.RELOAD_GROUPS and kernel_.is_grouped and kernel_.is_whole
+    assert reloads(shipped("rmsnorm"), "backward") == [
+        (["mean_g_xhat"], []),
+        ([], ["dx", "dweight"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "y = x * 2",
+        "y = x * row",
+        # Each matrix is read in one walk.
+        "y = x + mean(w)",
+        # What comes down to numbers is read once, or has nothing to wait for.
+        "y = sum(x) + max(x)",
+        "a = max(x)\ny = sum(exp(x - a))",
+        # Two functions of the row would be worked out twice.
+        "z = tanh(x)\nu = exp(x)\ny = z * mean(z) * u * max(u)",
+        "z = silu(x)\na = max(z)\nb = sum(z - a)\ny = z * b",
+    ],
+)
+def test_where_reading_again_does_not_pay(forward: str) -> None:
+    inputs = {"w": "matrix"} if re.search(r"\bw\b", forward) else {}
+    assert reloads(small_op(forward, inputs=inputs)) == []
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "z = tanh(x)\ny = z * mean(z)",
+        # Products and differences cost less than registers.
+        "z = x * x - 2 * x + 1\nu = -z\ny = z * mean(z) * u * max(u)",
+    ],
+)
+def test_little_may_be_worked_out_again(forward: str) -> None:
+    assert len(reloads(small_op(forward))) == 2
+
+
+@pytest.mark.parametrize("name", ["layernorm", "shared_gain", "dyt"])
+def test_beside_several_column_sums_rows_stay_in_registers(name: str) -> None:
+    plan = schedule(shipped(name))
+    assert len(plan.column_sums) > 1
+    assert plan.kernel("backward_reload") is None
+
+
+@pytest.mark.parametrize("path", ALL_SPECS, ids=lambda path: path.stem)
+def test_only_what_some_width_takes_is_planned(path: Path) -> None:
+    row_op = lower(load(path))
+    every, plan = schedule(row_op), planned(row_op)
+    before = tile_rule(every)
+    for direction, tiles in tile_rule(plan).items():
+        assert tiles.whole == before[direction].whole
+        assert tiles.resident_words == before[direction].resident_words
+        again = plan.kernel(f"{direction}_reload")
+        assert (again is not None) == (tiles.resident_words < tiles.whole_words)
+    left_out = {k.name for k in every.kernels} - {k.name for k in plan.kernels}
+    assert all(name.endswith("_reload") for name in left_out)
+
+
 # --- tiles --------------------------------------------------------------------------------------
+
+# For a kind of op, and a direction of one: the widest rows in registers, and those read again, in
+# words; the rows and warps of the tiles for 64, 512 and 4096 words and for the widest; the words
+# and warps of a chunk, and of a tile of columns.
+KINDS_OF_OP = [
+    # Reads a row and writes one; more and more walks.
+    ("dyt", "forward", 8192, 8192, [(16, 2), (2, 1), (1, 8), (1, 16)], (8192, 16), None),
+    ("rmsnorm", "forward", 8192, 65536, [(16, 2), (2, 1), (1, 8), (1, 32)], (8192, 32), None),
+    ("softmax", "forward", 8192, 32768, [(16, 2), (2, 1), (1, 8), (1, 32)], (16384, 16), None),
+    ("layernorm", "forward", 8192, 32768, [(16, 2), (2, 1), (1, 8), (1, 32)], (16384, 16), None),
+    # Reads and writes more; works out much in each walk; comes down to numbers.
+    ("add_rmsnorm", "forward", 16384, 16384, [(16, 2), (2, 1), (1, 8), (1, 16)], (8192, 32), None),
+    ("log_softmax", "forward", 16384, 16384, [(16, 2), (2, 1), (1, 8), (1, 16)], (8192, 32), None),
+    ("logsumexp", "forward", 16384, 16384, [(16, 1), (2, 1), (1, 4), (1, 8)], (16384, 32), None),
+    # Gradients without column sums.
+    ("logsumexp", "backward", 8192, 8192, [(16, 2), (2, 1), (1, 8), (1, 16)], (8192, 16), None),
+    ("softmax", "backward", 32768, 65536, [(16, 2), (2, 1), (1, 8), (1, 32)], (16384, 32), None),
+    (
+        "standard_softmax",
+        *("backward", 16384, 16384, [(16, 2), (2, 1), (1, 8), (1, 16)], (16384, 32), None),
+    ),
+    # One column sum with and without rows read again, two, and three.
+    (
+        "rmsnorm",
+        *("backward", 8192, 16384, [(32, 4), (4, 2), (2, 8), (1, 16)], (4096, 16), (2048, 4)),
+    ),
+    (
+        "dropout_rmsnorm",
+        *("backward", 8192, 8192, [(32, 4), (4, 2), (2, 8), (1, 16)], (4096, 16), (2048, 4)),
+    ),
+    (
+        "layernorm",
+        *("backward", 8192, 8192, [(32, 4), (4, 2), (2, 8), (1, 8)], (4096, 16), (2048, 4)),
+    ),
+    (
+        "polynorm",
+        *("backward", 4096, 4096, [(16, 4), (2, 2), (1, 8), (1, 8)], (4096, 16), (1024, 2)),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "direction", "resident", "widest", "shapes", "chunk", "split"), KINDS_OF_OP
+)
+def test_tiles_by_kind_of_op(
+    name: str,
+    direction: str,
+    resident: int,
+    widest: int,
+    shapes: list[tuple[int, int]],
+    chunk: tuple[int, int],
+    split: tuple[int, int] | None,
+) -> None:
+    plan = schedule(shipped(name))
+    tiles = tile_rule(plan)[direction]
+    assert (tiles.resident_words, tiles.whole_words) == (resident, widest)
+    by_words = {tile.words: (tile.rows, tile.warps) for tile in tiles.whole}
+    assert [by_words[words] for words in (64, 512, 4096, widest)] == shapes
+    assert (tiles.streaming.words, tiles.streaming.warps) == chunk
+    assert (plan.kernel(f"{direction}_split_columns") is None) == (split is None)
+    assert split is None or (tiles.split.words, tiles.split.warps) == split
 
 
 def test_tiles_get_shorter_with_more_matrices() -> None:
-    assert tile_rule(schedule(shipped("rmsnorm"))).forward == FORWARD_TILES
-    assert tile_rule(schedule(shipped("rmsnorm"))).backward == GROUP_TILES
-    plan = schedule(shipped("add_rmsnorm"))
-    assert live_matrices(plan.forward[0]) == 4
-    assert tile_rule(plan).forward == FORWARD_TILES[:-1]
+    """By half beyond six, and once more beyond twelve."""
+    widest = {}
+    for number in (1, 4, 5, 10, 11):
+        names = [f"z{place}" for place in range(number)]
+        row_op = small_op(f"y = {' + '.join(['x', *names])}", inputs=dict.fromkeys(names, "matrix"))
+        plan = schedule(row_op)
+        tiles = tile_rule(plan)["forward"]
+        assert live_matrices(plan.forward[0]) == number + 2
+        assert tiles.resident_words == tiles.whole_words
+        widest[number + 2] = tiles.whole_words
+    assert widest == {3: 8192, 6: 8192, 7: 4096, 12: 4096, 13: 2048}
+
+
+def all_tiles(tiles: Tiles) -> list[Tile]:
+    return [*tiles.whole, tiles.streaming, tiles.split]
 
 
 @pytest.mark.parametrize("path", ALL_SPECS, ids=lambda path: path.stem)
 def test_tiles_are_powers_of_two_without_gaps(path: Path) -> None:
-    rule = tile_rule(schedule(lower(load(path))))
-    for tiles in (rule.forward, rule.backward):
-        assert [tile.words for tile in tiles] == [64 << index for index in range(len(tiles))]
+    plan = schedule(lower(load(path)))
+    rule = tile_rule(plan)
+    assert list(rule) == ["forward", *(each.name for each in plan.passes)]
+    for tiles in rule.values():
+        assert [tile.words for tile in tiles.whole] == [64 << i for i in range(len(tiles.whole))]
+        assert tiles.resident_words in {tile.words for tile in tiles.whole}
+        for tile in all_tiles(tiles):
+            # All powers of two, and no more than a program can have.
+            for size in (tile.words, tile.rows, tile.warps):
+                assert size & (size - 1) == 0
+            assert tile.words * tile.rows <= 65536
+            assert 1 <= tile.warps <= 32
+            # No lane without an element of its own.
+            assert tile.words * tile.rows >= 32 * tile.warps

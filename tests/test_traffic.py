@@ -10,19 +10,21 @@ from types import ModuleType
 
 import pytest
 import torch
+from kgen.body import Body
 from kgen.build import render_op
 from kgen.load import load
 from kgen.lower import lower
-from kgen.schedule import Form, OpSchedule, schedule
+from kgen.schedule import Form, Kernel, OpSchedule
 from kgen.spec import Kind
+from kgen.tiles import planned
 from kgen.traffic import (
     DTYPE_BYTES,
     Setting,
+    boundaries,
     default_dtypes,
     directions,
     launch,
     least_bytes,
-    resident_columns,
     saved_bytes,
     traffic,
 )
@@ -31,12 +33,13 @@ from small_op import ROOT, shipped, small_op
 
 ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
 SIZES = sorted({max(1, 2**power + step) for power in range(19) for step in (-1, 0, 1)})
-# Column sums with and without a first kernel, no column sums, many matrices.
-WRAPPERS = ["layernorm", "dyt", "softmax", "gated_rmsnorm", "rmsnorm_twice"]
+# Column sums with and without a first kernel, no column sums, many matrices, one walk or several;
+# rows that are read again forward, backward, in both, and by groups.
+WRAPPERS = ["layernorm", "dyt", "softmax", "gated_rmsnorm", "rmsnorm", "rmsnorm_twice", "logsumexp"]
 
 
 def plan_of(name: str) -> OpSchedule:
-    return schedule(shipped(name))
+    return planned(shipped(name))
 
 
 def setting(plan: OpSchedule, rows: int, columns: int, dtype: str = "bfloat16") -> Setting:
@@ -77,9 +80,11 @@ def test_launches_are_those_of_the_wrapper(
             tile = found.tile
             shape = (tile.rows, found.block, tile.warps, tile.stages, tile.programs)
             assert shape == tuple(wanted[1:]), (columns, compute)
-        last = resident_columns(plan, direction, compute.itemsize)
-        assert decide(last, compute).schedule == "resident"
-        assert decide(last + 1, compute).schedule != "resident"
+        ends = boundaries(plan, direction, compute.itemsize)
+        for last in ends:
+            assert decide(last, compute).schedule != decide(last + 1, compute).schedule
+        assert decide(ends[0], compute).schedule == "resident"
+        assert decide(ends[-1] + 1, compute).schedule in ("streaming", "split")
 
 
 @pytest.mark.parametrize("name", ["layernorm", "dyt"])
@@ -107,22 +112,31 @@ def test_an_output_in_the_dtype_of_the_arithmetic(dtype: str, stored: str) -> No
     ]
 
 
+def loads_of(kernel: Kernel, body: Body) -> dict[str, int]:
+    """How often a kernel loads each matrix; a loop does so once, with what stands before it."""
+    pieces = [body.top, *(f"{w.before}\n{w.inside}" for w in body.walks)]
+    found: dict[str, int] = {}
+    for variable in kernel.program.variables:
+        load_of = re.compile(rf"tl\.load\({variable.name}_ptr\b")
+        loads = [len(load_of.findall(piece)) for piece in pieces]
+        if kernel.form not in (Form.RELOAD, Form.RELOAD_GROUPS):
+            loads = [min(1, number) for number in loads]
+        if any(loads) and variable.fills_matrix:
+            found[variable.name] = sum(loads)
+    return found
+
+
 @pytest.mark.parametrize("path", ALL_SPECS, ids=lambda path: path.stem)
 def test_every_walk_reads_what_its_loop_loads(path: Path) -> None:
-    plan = schedule(lower(load(path)))
+    plan = planned(lower(load(path)))
     bodies = {kernel.name: kernel.body for kernel in kernels_view(plan).kernels}
     for direction in directions(plan):
-        for columns in (64, 262144):
+        for columns in (64, *boundaries(plan, direction, 4), 262144):
             found = traffic(plan, direction, setting(plan, 32, columns))
             wanted: dict[str, int] = {}
             for kernel in found.launch.kernels:
-                body = bodies[kernel.name]
-                pieces = [body.top, *(f"{w.before}\n{w.inside}" for w in body.walks)]
-                for variable in kernel.program.variables:
-                    load_of = re.compile(rf"tl\.load\({variable.name}_ptr\b")
-                    loads = sum(bool(load_of.search(piece)) for piece in pieces)
-                    if loads and variable.fills_matrix:
-                        wanted[variable.name] = wanted.get(variable.name, 0) + loads
+                for name, loads in loads_of(kernel, bodies[kernel.name]).items():
+                    wanted[name] = wanted.get(name, 0) + loads
             read = [m for m in found.moves if not m.is_write and m.kind is Kind.MATRIX]
             times: dict[str, int] = {}
             for move in read:
@@ -141,7 +155,7 @@ def test_every_walk_reads_what_its_loop_loads(path: Path) -> None:
 
 
 def test_gradients_of_the_same_values_are_stored_once_in_one_dtype() -> None:
-    plan = schedule(shipped("add_rmsnorm"))
+    plan = planned(shipped("add_rmsnorm"))
     least = []
     for residual, names in (("bfloat16", ["dx"]), ("float32", ["dx", "dresidual"])):
         dtypes = {"x": "bfloat16", "residual": residual, "weight": "bfloat16"}
@@ -171,6 +185,29 @@ def test_bytes_of_layernorm_by_hand() -> None:
     assert saved_bytes(plan, setting(plan, m, n)) == 2 * 4 * m
 
 
+@pytest.mark.parametrize(
+    ("name", "direction", "n", "read"),
+    [
+        ("softmax", "forward", 16384, {"x": 3}),
+        ("softmax", "backward", 65536, {"y": 2, "dy": 2}),
+        ("rmsnorm", "backward", 16384, {"x": 2, "dy": 2}),
+    ],
+)
+def test_rows_read_again_after_each_reduction(
+    name: str, direction: str, n: int, read: dict[str, int]
+) -> None:
+    plan = plan_of(name)
+    m = 512
+    found = traffic(plan, direction, setting(plan, m, n))
+    assert found.launch.schedule == "reload"
+    assert found.launch.passes == max(read.values())
+    matrices = [move for move in found.moves if move.kind is Kind.MATRIX and not move.is_write]
+    assert {move.name: move.times for move in matrices} == read
+    assert sum(move.bytes * move.times for move in matrices) == sum(read.values()) * 2 * m * n
+    shorter = traffic(plan, direction, setting(plan, m, 4096))
+    assert shorter.launch.schedule == "resident" and shorter.launch.passes == 1
+
+
 def test_a_long_row_is_read_again_and_passes_statistics_on() -> None:
     plan = plan_of("layernorm")
     m, n = 512, 65536
@@ -187,7 +224,7 @@ def test_a_long_row_is_read_again_and_passes_statistics_on() -> None:
     ("dtype", "compute", "size"), [("float16", "float32", 2), ("float64", "float64", 8)]
 )
 def test_dtypes_of_everything(dtype: str, compute: str, size: int) -> None:
-    plan = schedule(
+    plan = planned(
         small_op("lse = log(sum(exp(x)))", "dx = dlse * exp(x - lse)", outputs={"lse": "float32"})
     )
     found = traffic(plan, "forward", setting(plan, 8, 100, dtype))

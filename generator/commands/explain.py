@@ -79,12 +79,12 @@ def explain(
     from kgen.explain import explain as explained_by
     from kgen.explain_page import as_json, page
     from kgen.lower import lower
-    from kgen.schedule import schedule
+    from kgen.tiles import planned
 
     if not 0 < gbps < math.inf:
         raise KgenError(f"--gbps is {gbps:g}; it takes GB/s above 0, such as 3350")
     setting = setting_of(loaded, rows, columns, dtypes, processors)
-    explained = explained_by(schedule(lower(loaded)), setting, gbps)
+    explained = explained_by(planned(lower(loaded)), setting, gbps)
     if as_values:
         click.echo(json.dumps(as_json(explained), indent=2))
         return

@@ -77,14 +77,14 @@ def _explained(specs: Sequence[Spec]) -> list[Explanation]:
     from kgen.errors import Problems
     from kgen.explain import explain
     from kgen.lower import lower
-    from kgen.schedule import schedule
+    from kgen.tiles import planned
 
     found: list[Explanation] = []
     problems = Problems()
     for spec in specs:
         with problems.collecting():
             setting = setting_of(spec, USUAL_SIZE, None, (), USUAL_PROCESSORS)
-            found.append(explain(schedule(lower(spec)), setting, USUAL_GBPS))
+            found.append(explain(planned(lower(spec)), setting, USUAL_GBPS))
     problems.raise_if_any()
     return found
 
