@@ -9,7 +9,7 @@ from kgen.ir import Term
 from kgen.load import load, load_text
 from kgen.lower import RowOp, lower
 from kgen.schedule import Kernel, OpSchedule, schedule
-from kgen.view import kernels_view
+from kgen.view import KernelView, kernels_view
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,11 +44,18 @@ def shipped(name: str) -> RowOp:
 
 def kernels_text(row_op: RowOp) -> str:
     """The bodies of all kernels of an op, as they enter the templates."""
-    bodies = [kernel.body for kernel in kernels_view(schedule(row_op)).kernels]
-    return "\n".join(
-        "\n".join([body.top, *("\n".join([w.before, w.inside, w.after]) for w in body.walks)])
-        for body in bodies
-    )
+    return "\n".join(_body_text(each) for each in kernels_view(schedule(row_op)).kernels)
+
+
+def kernel_text(row_op: RowOp, suffix: str) -> str:
+    """The body of one kernel of an op."""
+    kernels = kernels_view(schedule(row_op)).kernels
+    return _body_text(next(each for each in kernels if each.name.endswith(f"_{suffix}")))
+
+
+def _body_text(view: KernelView) -> str:
+    walks = [text for walk in view.body.walks for text in (walk.before, walk.inside, walk.after)]
+    return "\n".join([view.body.top, *walks])
 
 
 def kernel(plan: OpSchedule, suffix: str) -> Kernel:

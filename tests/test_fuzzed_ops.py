@@ -118,8 +118,8 @@ DIRECTIONS = ("FORWARD", "BACKWARD")
 
 def lower_boundaries(op: ModuleType, schedule: str) -> None:
     """Make rows of 37 columns in float64 take a schedule that the op has."""
-    widest = {"RESIDENT": {"resident": 1024}.get(schedule, 8)}
-    widest["RELOAD"] = 1024 if schedule == "reload" else 8
+    widest = {"RESIDENT": 1024 if schedule == "resident" else 8}
+    widest["RELOAD"] = 8 if schedule == "long" else 1024
     for direction in DIRECTIONS:
         for name, words in widest.items():
             if hasattr(op, f"{direction}_{name}_WORDS"):
@@ -127,6 +127,7 @@ def lower_boundaries(op: ModuleType, schedule: str) -> None:
         for name in ("STREAMING", "SPLIT"):
             if hasattr(op, f"{direction}_{name}_BLOCK"):
                 setattr(op, f"{direction}_{name}_BLOCK", 16)
+    vars(op)["_remembered"].clear()
 
 
 def schedules_of(op: ModuleType) -> list[str]:

@@ -76,6 +76,7 @@ def fake(**steps: Step) -> testing.Op:
         INTERPRETED=True,
         FORWARD_RESIDENT_WORDS=32768,
         BACKWARD_RESIDENT_WORDS=16384,
+        fake_backward_split_columns=None,
         MAX_COLUMNS=262144,
         MAX_ROWS=2**30,
         SCRATCH_BYTES=2**26,
@@ -437,8 +438,8 @@ def test_the_wrong_schedule():
 
 
 def test_the_boundary_of_the_other_pass():
-    op = fake(schedule=lambda n, words, size: "resident" if padded(n) <= 64 else None)
-    assert "expected one call of forward.resident" in forward_of(op, (2, 127), path="lowered")
+    op = fake(schedule=lambda n, words, size: "resident" if padded(n) <= 32 else None)
+    assert "expected one call of forward.resident" in forward_of(op, (2, 64), path="lowered")
 
 
 def test_a_statistic_stored_in_bfloat16():
@@ -769,10 +770,40 @@ def test_a_layout_keeps_the_values(layout):
 def test_lowered_boundaries_are_put_back():
     op = fake()
     with pytest.raises(KeyError), paths.on_path(op, "lowered"):
-        assert op.module.FORWARD_RESIDENT_WORDS == 128
-        assert not hasattr(op.module, "SPLIT_BLOCK")
+        assert op.module.FORWARD_RESIDENT_WORDS == 64
+        assert op.module.BACKWARD_RESIDENT_WORDS == 32
+        assert not hasattr(op.module, "FORWARD_RELOAD_WORDS")
+        assert not hasattr(op.module, "BACKWARD_SPLIT_BLOCK")
         raise KeyError
     assert op.module.FORWARD_RESIDENT_WORDS == 32768
+
+
+@pytest.mark.parametrize("path", ["shipped", "lowered", "reread", "tiny"])
+def test_calls_are_expected_by_the_boundaries_of_a_path(path):
+    """Of padded columns in words, up to each boundary and no further."""
+    op = fake()
+    op.module.FORWARD_RELOAD_WORDS = 65536
+    with paths.on_path(op, path):
+        resident, reload = op.module.FORWARD_RESIDENT_WORDS, op.module.FORWARD_RELOAD_WORDS
+        longest = op.module.BACKWARD_RESIDENT_WORDS
+        for dtype in (torch.float32, torch.float64):
+            columns = resident * 4 // dtype.itemsize
+            assert paths.schedules(op, columns, dtype)[0] == "forward.resident"
+            assert paths.schedules(op, columns + 1, dtype)[0] == "forward.reload"
+            columns = reload * 4 // dtype.itemsize
+            assert paths.schedules(op, columns, dtype)[0] == "forward.reload"
+            assert paths.schedules(op, columns + 1, dtype)[0] == "forward.streaming"
+            columns = longest * 4 // dtype.itemsize
+            assert paths.schedules(op, columns, dtype)[1] == "backward.resident"
+            assert paths.schedules(op, columns + 1, dtype)[1] == "backward.split"
+    assert (op.module.FORWARD_RESIDENT_WORDS, op.module.FORWARD_RELOAD_WORDS) == (32768, 65536)
+
+
+def test_a_kernel_that_should_have_read_rows_again_is_missed():
+    op = fake()
+    op.module.FORWARD_RELOAD_WORDS = 65536
+    message = failure(lambda: testing.check_forward(op, (3, 129), "float32", "reread"))
+    assert "expected one call of forward.reload" in message
 
 
 def test_cases_in_turn():

@@ -36,6 +36,7 @@ BOUNDARIES: dict[str, dict[str, int]] = {
         "BACKWARD_RELOAD_WORDS": 1024,
         "DOUBLE_BACKWARD_RESIDENT_WORDS": 4,
         "DOUBLE_BACKWARD_RELOAD_WORDS": 1024,
+        "FEW_TILES": 0,
     },
     # For gradcheck, which can only afford rows of a few columns.
     "tiny": {
