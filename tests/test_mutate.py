@@ -228,8 +228,21 @@ def test_tests_are_run_in_a_fixed_order_and_all_of_them():
     order = arranged(tests, ["test_c.*float32", "nothing"])
     assert sorted(order) == list(range(11)) and order == arranged(tests, ["test_c.*float32"])
     assert order[0] == 10 and order.index(9) == 2
-    streaming = next(m for m in mutants("rmsnorm") if m.function.endswith("forward_streaming"))
-    assert "lowered" in first_tests(streaming)[0]
+    for suffix, path in (("streaming", "lowered"), ("reload", "reread"), ("resident", "shipped")):
+        mutant = next(m for m in mutants("rmsnorm") if m.function.endswith(f"forward_{suffix}"))
+        assert any(pattern.endswith(f".*{path}") for pattern in first_tests(mutant))
+    moments, *_ = (m for m in mutants("layernorm") if m.function == "moments")
+    assert "lowered" in first_tests(moments)[0]
+
+
+def test_every_boundary_between_schedules_is_moved():
+    assert changes("softmax", "boundary-off-by-one", "backward_plan") == [
+        "words > BACKWARD_RELOAD_WORDS -> words >= BACKWARD_RELOAD_WORDS",
+        "words <= BACKWARD_RESIDENT_WORDS -> words < BACKWARD_RESIDENT_WORDS",
+    ]
+    assert changes("layernorm", "boundary-off-by-one", "backward_plan") == [
+        "words > BACKWARD_RESIDENT_WORDS -> words >= BACKWARD_RESIDENT_WORDS"
+    ]
 
 
 # --- real runs ---

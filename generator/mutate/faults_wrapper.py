@@ -228,13 +228,15 @@ def _wrong_limit(op: OpText) -> Iterator[Site]:
 
 @kind("boundary-off-by-one", "rows at the boundary between two schedules take the other one")
 def _boundary_off_by_one(op: OpText) -> Iterator[Site]:
+    turned = {ast.Gt: ">=", ast.LtE: "<"}
     for function in op.wrapper.functions.values():
         for node in expressions(function.body):
-            if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.Gt):
+            if not isinstance(node, ast.Compare) or type(node.ops[0]) not in turned:
                 continue
             boundary = op.wrapper.piece(node.comparators[0])
-            if boundary.endswith("_RESIDENT_WORDS"):
-                yield site(op.wrapper, node, f"{op.wrapper.piece(node.left)} >= {boundary}")
+            if boundary.endswith(("_RESIDENT_WORDS", "_RELOAD_WORDS")):
+                text = f"{op.wrapper.piece(node.left)} {turned[type(node.ops[0])]} {boundary}"
+                yield site(op.wrapper, node, text)
 
 
 @kind("block-short", "a tile is half as wide as the row needs")

@@ -20,6 +20,19 @@ _LONGER = (
     rf"\[{_DTYPE}-\(17, 65\)-lowered",
 )
 
+# Rows that are read again: of forward wider than of backward, and half as many columns in float64.
+_RELOAD_FORWARD = (
+    r"\[float32-\((17, 65|2, 127|2, 128)\)-lowered",
+    r"\[float64-\((4, 9, 33|37, 1, 33)\)-lowered",
+)
+_RELOAD_BACKWARD = (
+    r"\[float32-\((4, 9, 33|37, 1, 33)\)-lowered",
+    r"\[float64-\(5, 24\)-lowered",
+)
+
+# Helpers of rows that are walked in chunks.
+_IN_CHUNKS = ("merge_", "rescale_", "moments")
+
 # Tests that take many launches each: they have their turn after the others.
 _DEAR = ("test_gradcheck", "test_gradgradcheck", "test_bits")
 
@@ -28,10 +41,12 @@ def first_tests(mutant: Mutant) -> list[str]:
     """Patterns of the tests that are likely to see a mutant, most likely first."""
     name = mutant.function
     is_kernel = mutant.file == "kernels.py"
-    is_longer = "streaming" in name or "split" in name or name.startswith(("merge_", "rescale_"))
-    is_resident = name.endswith("_resident")
+    is_longer = "streaming" in name or "split" in name or name.startswith(_IN_CHUNKS)
+    is_resident, is_reload = name.endswith("_resident"), name.endswith("_reload")
     is_forward = "forward" in name and is_kernel
-    if is_resident or is_longer:
+    if is_reload:
+        cases = list(_RELOAD_FORWARD if is_forward else _RELOAD_BACKWARD)
+    elif is_resident or is_longer:
         cases = list(_RESIDENT if is_resident else _LONGER)
     else:
         cases = [case for pair in zip(_RESIDENT, _LONGER, strict=True) for case in pair]
@@ -39,7 +54,7 @@ def first_tests(mutant: Mutant) -> list[str]:
     screen = [f"{check}{case}" for check in checks for case in cases]
     if not is_forward:
         screen = [*screen[len(cases) :], *screen[: len(cases)]]
-    path = "lowered" if is_longer else "shipped" if is_resident else ""
+    path = "lowered" if is_longer else "shipped" if is_resident else "reread" if is_reload else ""
     others = [f"test_special_row.*{path}.*float32", f"test_optional_inputs.*{path}"]
     likely = [p for pattern in mutant.kind.first for p in (f"{pattern}.*{path}", pattern)]
     return [*likely, *screen, *others]
