@@ -140,7 +140,7 @@ def test_a_slower_memory_takes_longer() -> None:
 def test_schedules_at_their_boundaries(
     columns: str, dtype: str, forward: str, backward: str
 ) -> None:
-    found = explained("specs/layernorm.yaml", "--n", columns, "--dtype", dtype)
+    found = explained("tests/zoo/layernorm_twice.yaml", "--n", columns, "--dtype", dtype)
     assert (found["forward"]["schedule"], found["backward"]["schedule"]) == (forward, backward)
     for name, schedule in (("forward", forward), ("backward", backward)):
         ends = found[name]["schedules"]
@@ -149,10 +149,10 @@ def test_schedules_at_their_boundaries(
 
 
 def test_rows_read_again_count_each_time() -> None:
-    found = explained("specs/layernorm.yaml", "--n", "16384", "--m", "64")["forward"]
+    found = explained("tests/zoo/layernorm_twice.yaml", "--n", "16384", "--m", "64")["forward"]
     assert [end["passes"] for end in found["schedules"]] == [1, 3, 2]
     assert (found["schedule"], found["passes"]) == ("reload", 3)
-    assert found["kernels"] == ["layernorm_forward_reload"]
+    assert found["kernels"] == ["layernorm_twice_forward_reload"]
     assert next(move for move in found["moves"] if move["name"] == "x")["times"] == 3
 
 

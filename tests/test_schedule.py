@@ -12,7 +12,7 @@ from kgen.lower import RowOp, lower
 from kgen.merging import MergeKind
 from kgen.schedule import Form, Kernel, OpSchedule, schedule
 from kgen.spec import Kind
-from kgen.tiles import Tile, Tiles, live_matrices, planned, tile_rule
+from kgen.tiles import Tile, Tiles, live_matrices, planned, tile_rule, untuned
 from small_op import ROOT, kernel, shipped, small_op
 
 ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
@@ -465,7 +465,7 @@ def test_tiles_by_kind_of_op(
     split: tuple[int, int] | None,
 ) -> None:
     plan = schedule(shipped(name))
-    tiles = tile_rule(plan)[direction]
+    tiles = untuned(plan)[direction]
     assert (tiles.resident_words, tiles.whole_words) == (resident, widest)
     by_words = {tile.words: (tile.rows, tile.warps) for tile in tiles.whole}
     assert [by_words[words] for words in (64, 512, 4096, widest)] == shapes
