@@ -129,8 +129,8 @@ def test_a_slower_memory_takes_longer() -> None:
         ("32768", "float32", "resident", "split"),
         ("32769", "float32", "streaming", "split"),
         ("16384", "float64", "resident", "split"),
-        ("8192", "float64", "resident", "resident"),
-        ("8193", "float64", "resident", "split"),
+        ("4096", "float64", "resident", "resident"),
+        ("4097", "float64", "resident", "split"),
     ],
 )
 def test_schedules_at_their_boundaries(

@@ -211,7 +211,7 @@ def test_without_a_backward(project: Path) -> None:
     assert "Kept for backward" not in found and "\n| backward |" not in found
     assert "\nscale  (...)     float32\n" in found
     # 4096 bfloat16 in, as many bytes out, and 4 of the scale.
-    assert "\n| forward | 1 | 1 | 12.0 KiB | 12.0 KiB | 1 up to N = 32768, then 2 |\n" in found
+    assert "\n| forward | 1 | 1 | 12.0 KiB | 12.0 KiB | 1 up to N = 8192, then 2 |\n" in found
     assert "`q`, `scale` | none |\n" in Path("page.md").read_text()
 
 
@@ -223,7 +223,7 @@ def test_by_formulas_of_the_spec(project: Path) -> None:
     assert "`mu`, `rstd` in float32, 8 bytes a row; `x`, `weight` as they are.\n" in found
     # x and dy in, dx out: 24 KiB, and what the 132 partial sums of dweight and dbias take.
     partial = 2 * 132 * 4096 * 4 * 2 / 4096 / 1024
-    assert f"| backward | 2 | 1 | {24 + partial:.1f} KiB | 24.0 KiB | 1 up to N = 16384," in found
+    assert f"| backward | 2 | 1 | {24 + partial:.1f} KiB | 24.0 KiB | 1 up to N = 8192," in found
     cross_entropy = section(text, "cross_entropy")
     assert "\nKept for backward: `x`, `target`, `lse` as they are.\n" in cross_entropy
     assert "\n| backward | 1 | 1 | 16.0 KiB | 16.0 KiB | 1 |\n" in cross_entropy

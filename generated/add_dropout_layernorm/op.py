@@ -42,7 +42,7 @@ FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 16384
+FORWARD_RESIDENT_WORDS = 32768
 FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_STREAMING_BLOCK = 4096
@@ -552,17 +552,18 @@ FORWARD_TILES = {
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
-    16384: (1, 16),
+    16384: (1, 32),
+    32768: (1, 32),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
     64: (32, 4, 3, 4),
     128: (16, 4, 3, 4),
     256: (8, 2, 3, 4),
-    512: (4, 2, 3, 4),
-    1024: (4, 4, 3, 2),
-    2048: (2, 4, 3, 2),
-    4096: (2, 8, 3, 1),
+    512: (2, 2, 3, 4),
+    1024: (1, 2, 3, 4),
+    2048: (1, 4, 3, 2),
+    4096: (1, 4, 3, 2),
     8192: (1, 8, 3, 1),
 }
 

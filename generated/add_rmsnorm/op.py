@@ -43,8 +43,8 @@ FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 16384
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_RESIDENT_WORDS = 32768
+FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_RELOAD_WORDS = 16384
 BACKWARD_STREAMING_BLOCK = 4096
@@ -503,6 +503,7 @@ FORWARD_TILES = {
     4096: (1, 8),
     8192: (1, 16),
     16384: (1, 16),
+    32768: (1, 16),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -511,7 +512,7 @@ BACKWARD_TILES = {
     256: (8, 2, 3, 4),
     512: (4, 2, 3, 4),
     1024: (4, 4, 3, 2),
-    2048: (2, 4, 3, 2),
+    2048: (4, 8, 3, 1),
     4096: (2, 8, 3, 1),
     8192: (1, 16, 3, 1),
     16384: (1, 16, 1, 1),
@@ -523,7 +524,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

@@ -33,7 +33,7 @@ MAX_ROWS = 2**30
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 16384
+FORWARD_RESIDENT_WORDS = 32768
 FORWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(add_rmsnorm_fp8_forward_resident, triton.JITFunction)
@@ -223,6 +223,7 @@ FORWARD_TILES = {
     4096: (1, 8),
     8192: (1, 16),
     16384: (1, 16),
+    32768: (1, 32),
 }
 
 

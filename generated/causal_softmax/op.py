@@ -35,8 +35,8 @@ MAX_ROWS = 2**30
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 16384
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_RESIDENT_WORDS = 32768
+FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_RESIDENT_WORDS = 32768
 BACKWARD_RELOAD_WORDS = 65536
 BACKWARD_STREAMING_BLOCK = 16384
@@ -335,7 +335,8 @@ FORWARD_TILES = {
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
-    16384: (1, 16),
+    16384: (1, 32),
+    32768: (1, 32),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
@@ -358,7 +359,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

@@ -36,7 +36,7 @@ MAX_ROWS = 2**30
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 16384
+FORWARD_RESIDENT_WORDS = 32768
 FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_STREAMING_BLOCK = 8192
@@ -432,10 +432,11 @@ FORWARD_TILES = {
     256: (4, 1),
     512: (2, 1),
     1024: (1, 1),
-    2048: (1, 2),
+    2048: (1, 1),
     4096: (1, 4),
     8192: (1, 8),
-    16384: (1, 8),
+    16384: (1, 16),
+    32768: (1, 32),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
@@ -446,7 +447,7 @@ BACKWARD_TILES = {
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 16),
+    8192: (1, 8),
 }
 
 

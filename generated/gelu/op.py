@@ -325,7 +325,7 @@ BACKWARD_TILES = {
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 16),
+    8192: (1, 8),
 }
 
 
@@ -344,7 +344,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

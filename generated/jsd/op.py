@@ -34,8 +34,8 @@ MAX_ROWS = 2**30
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 16384
-FORWARD_STREAMING_BLOCK = 16384
+FORWARD_RESIDENT_WORDS = 8192
+FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_STREAMING_BLOCK = 8192
 
@@ -338,19 +338,18 @@ FORWARD_TILES = {
     64: (16, 1),
     128: (8, 1),
     256: (4, 1),
-    512: (2, 1),
-    1024: (1, 1),
-    2048: (1, 2),
-    4096: (1, 4),
-    8192: (1, 8),
-    16384: (1, 8),
+    512: (1, 1),
+    1024: (1, 2),
+    2048: (1, 4),
+    4096: (1, 8),
+    8192: (1, 16),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
     64: (16, 2),
     128: (8, 2),
     256: (4, 2),
-    512: (2, 1),
+    512: (1, 1),
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),

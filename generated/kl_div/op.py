@@ -33,7 +33,7 @@ MAX_ROWS = 2**30
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 16384
+FORWARD_RESIDENT_WORDS = 32768
 FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_STREAMING_BLOCK = 8192
@@ -331,7 +331,8 @@ FORWARD_TILES = {
     2048: (1, 2),
     4096: (1, 4),
     8192: (1, 8),
-    16384: (1, 8),
+    16384: (1, 16),
+    32768: (1, 32),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {

@@ -20,7 +20,6 @@ from .kernels import (
     layernorm_backward_resident,
     layernorm_backward_split_columns,
     layernorm_backward_split_rows,
-    layernorm_forward_reload,
     layernorm_forward_resident,
     layernorm_forward_streaming,
     layernorm_sum_groups,
@@ -43,9 +42,8 @@ FEW_TILES = 32
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_RELOAD_WORDS = 32768
-FORWARD_STREAMING_BLOCK = 16384
+FORWARD_RESIDENT_WORDS = 32768
+FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
@@ -297,7 +295,6 @@ def _plan_forward(
     plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": layernorm_forward_resident,
-        "reload": layernorm_forward_reload,
         "streaming": layernorm_forward_streaming,
     }[plan.schedule]
     main = Launch(
@@ -486,8 +483,8 @@ FORWARD_TILES = {
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 16),
-    16384: (1, 16),
+    8192: (1, 8),
+    16384: (1, 8),
     32768: (1, 32),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
@@ -507,11 +504,10 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+    if words > FORWARD_RESIDENT_WORDS:
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:

@@ -313,10 +313,10 @@ FORWARD_TILES = {
     128: (8, 1),
     256: (4, 1),
     512: (2, 1),
-    1024: (1, 1),
-    2048: (1, 2),
-    4096: (1, 4),
-    8192: (1, 8),
+    1024: (2, 1),
+    2048: (1, 1),
+    4096: (1, 2),
+    8192: (1, 4),
     16384: (1, 8),
 }
 # Width in words -> rows a tile, warps.
@@ -337,7 +337,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

@@ -43,7 +43,7 @@ FEW_TILES = 32
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
 FORWARD_RESIDENT_WORDS = 16384
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
@@ -467,9 +467,9 @@ FORWARD_TILES = {
     128: (8, 2),
     256: (4, 2),
     512: (2, 1),
-    1024: (1, 2),
+    1024: (1, 1),
     2048: (1, 4),
-    4096: (1, 8),
+    4096: (1, 4),
     8192: (1, 16),
     16384: (1, 16),
 }
@@ -479,7 +479,7 @@ BACKWARD_TILES = {
     128: (16, 4, 3, 4),
     256: (8, 2, 3, 4),
     512: (4, 2, 3, 4),
-    1024: (4, 4, 3, 2),
+    1024: (2, 4, 3, 4),
     2048: (2, 4, 3, 2),
     4096: (2, 8, 3, 1),
     8192: (1, 8, 3, 1),
@@ -491,7 +491,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

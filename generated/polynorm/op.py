@@ -45,7 +45,7 @@ FEW_TILES = 32
 # reduction, while the cache has them, or are walked in chunks of so many words.
 FORWARD_RESIDENT_WORDS = 8192
 FORWARD_RELOAD_WORDS = 32768
-FORWARD_STREAMING_BLOCK = 16384
+FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 1024
@@ -600,7 +600,7 @@ BACKWARD_TILES = {
     512: (2, 2, 3, 4),
     1024: (1, 2, 3, 4),
     2048: (1, 4, 3, 2),
-    4096: (1, 8, 3, 2),
+    4096: (1, 8, 3, 1),
 }
 
 
@@ -609,7 +609,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
     rows, warps = FORWARD_TILES[max(words, 64)]
     schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
     return Plan(schedule, rows, block, warps)

@@ -451,7 +451,7 @@ FORWARD_TILES = {
     4096: (1, 8),
     8192: (1, 16),
     16384: (1, 16),
-    32768: (1, 32),
+    32768: (1, 8),
     65536: (1, 32),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.

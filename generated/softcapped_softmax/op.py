@@ -34,10 +34,10 @@ MAX_ROWS = 2**30
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 16384
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_RESIDENT_WORDS = 32768
+FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_RESIDENT_WORDS = 16384
-BACKWARD_STREAMING_BLOCK = 16384
+BACKWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(softcapped_softmax_forward_resident, triton.JITFunction)
 
@@ -313,24 +313,25 @@ FORWARD_TILES = {
     64: (16, 2),
     128: (8, 2),
     256: (4, 2),
-    512: (2, 1),
+    512: (1, 1),
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
     16384: (1, 16),
+    32768: (1, 32),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
     64: (16, 2),
     128: (8, 2),
     256: (4, 2),
-    512: (2, 1),
+    512: (1, 1),
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
-    16384: (1, 16),
+    16384: (1, 32),
 }
 
 
@@ -339,7 +340,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
