@@ -352,7 +352,9 @@ class TestNew:
         assert before[3].startswith("peers: ")
         place = before.index("module: RMSNorm")
         assert not before[place + 1]
-        assert after[2:] == before[2:3] + before[4:place] + before[place + 2 :]
+        end = next(i for i, line in enumerate(before) if line.startswith("tuning:"))
+        assert not before[end - 1]
+        assert after[2:] == before[2:3] + before[4:place] + before[place + 2 : end - 1]
         assert kgen("build", "specs/mynorm.yaml").exit_code == 0
 
     @pytest.mark.parametrize("origin", ["layernorm", str(ROOT / "specs/layernorm.yaml")])
