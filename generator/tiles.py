@@ -74,7 +74,7 @@ MANY_SUMS_TILES = (
 RELOAD_GROUP_TILES = (Tile(16384, 1, 16),)
 
 
-FEW_TILES = 32
+FEW_TILES = 4
 """So few tiles of rows are one group: to walk them takes less time than to launch a kernel that
 adds up what several groups have left."""
 

@@ -384,7 +384,7 @@ class _PassWriter:
         if len(names) < len(self.each.column_sums):
             wanted = " or ".join(self.needs[name] for name in names)
             wanted = f"({wanted})" if " or " in wanted else wanted
-        tile = "triton.cdiv(n_columns, SUM_BLOCK)"
+        tile = "triton.cdiv(n_columns, sum_block)"
         # There may be more parts than the second axis of a grid can have programs.
         grid = f"{tile}," if self.each.partition is None else f"{parts}, {tile}"
         return [
@@ -397,8 +397,9 @@ class _PassWriter:
             f"        {groups},",
             "        n_columns,",
             "        COMPUTE=TRITON_DTYPES[compute],",
-            "        GROUPS=SUM_GROUPS,",
-            "        BLOCK=SUM_BLOCK,",
+            "        GROUPS=sum_groups,",
+            "        BLOCK=sum_block,",
+            "        num_warps=8,",
             "    )",
         ]
 

@@ -201,7 +201,7 @@ def test_the_hash_tells_what_was_compiled(running: Session, project: Path) -> No
     replace(op, "num_warps=plan.warps", "num_warps=2 * plan.warps")
     more = digests(running, folder)
     assert {kernel for kernel in after if more[kernel] != after[kernel]} == changed
-    replace(op, "GROUPS=SUM_GROUPS", "GROUPS=2 * SUM_GROUPS")
+    replace(op, "GROUPS=sum_groups", "GROUPS=2 * sum_groups")
     assert digests(running, folder)["sum_groups"] != before["sum_groups"]
 
 

@@ -40,7 +40,7 @@ MAX_ROWS = 2**30
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
-FEW_TILES = 32
+FEW_TILES = 4
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -52,7 +52,9 @@ BACKWARD_RELOAD_WORDS = 16384
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
-SUM_GROUPS, SUM_BLOCK = 32, 64
+SUM_GROUPS, SUM_BLOCK = 256, 32
+# Of rows that are split among programs there are fewer groups.
+SPLIT_SUM_GROUPS, SPLIT_SUM_BLOCK = 16, 256
 
 INTERPRETED = not isinstance(gemma_rmsnorm_forward_resident, triton.JITFunction)
 
@@ -355,6 +357,7 @@ def _plan_backward(
     stages = _stages(plan, x.itemsize + dy.itemsize, device)
     if plan.schedule != "split":
         rows = None
+        sum_groups, sum_block = SUM_GROUPS, SUM_BLOCK
         kernel = {
             "resident": gemma_rmsnorm_backward_resident,
             "reload": gemma_rmsnorm_backward_reload,
@@ -375,6 +378,7 @@ def _plan_backward(
             enable_fp_fusion=plan.rows == 1,
         )
     else:
+        sum_groups, sum_block = SPLIT_SUM_GROUPS, SPLIT_SUM_BLOCK
         rows = Launch(
             gemma_rmsnorm_backward_split_rows,
             (n_rows,),
@@ -407,13 +411,14 @@ def _plan_backward(
     if n_groups > 1 and n_sums:
         all_sums = Launch(
             gemma_rmsnorm_sum_groups,
-            (triton.cdiv(n_columns, SUM_BLOCK),),
+            (triton.cdiv(n_columns, sum_block),),
             device,
             n_groups,
             n_columns,
             COMPUTE=TRITON_DTYPES[compute],
-            GROUPS=SUM_GROUPS,
-            BLOCK=SUM_BLOCK,
+            GROUPS=sum_groups,
+            BLOCK=sum_block,
+            num_warps=8,
         )
     return Launches(
         f"backward.{plan.schedule}",

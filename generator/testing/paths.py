@@ -26,6 +26,7 @@ BOUNDARIES: dict[str, dict[str, int]] = {
         "DOUBLE_BACKWARD_STREAMING_BLOCK": 64,
         "DOUBLE_BACKWARD_SPLIT_BLOCK": 64,
         "SUM_GROUPS": 2,
+        "SPLIT_SUM_GROUPS": 2,
         "FEW_TILES": 0,
     },
     # Rows that are read again after each reduction.
