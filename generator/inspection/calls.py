@@ -10,6 +10,8 @@ from kgen.spec import Spec
 
 # Of the two dtypes of 16 bits one is enough: they take the same tiles and the same loads.
 DTYPES = ("bfloat16", "float32", "float64")
+# Tiles of narrower rows hold as many elements as those of rows this wide.
+NARROWEST = 256
 # Widths that no vector fits, beside the widest of all.
 ODD_COLUMNS = (4095,)
 
@@ -47,9 +49,13 @@ def dtypes_of(spec: Spec) -> tuple[str, ...]:
 
 
 def columns_of(spec: Spec) -> tuple[int, ...]:
-    """The widest row of each power-of-two bucket, odd ones, and the widest odd one."""
+    """The widest row of each power-of-two bucket, odd ones, and the widest odd one.
+
+    The narrowest buckets are left out, down to the one that the op's widest row is in.
+    """
     most = spec.limits.max_columns
-    widest = {most, *(2**power for power in range(most.bit_length()))}
+    powers = (2**power for power in range(most.bit_length()))
+    widest = {most, *(power for power in powers if power >= NARROWEST)}
     odd = {*(min(columns, most) for columns in ODD_COLUMNS), most - 1 if most % 2 == 0 else most}
     return tuple(sorted(widest | odd))
 
