@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,23 +12,25 @@ from kgen.inspection.calls import Call
 from kgen.inspection.session import Inspected, Session, session
 from kgen.inspection.targets import TARGETS
 from kgen.load import load
+from kgen.lower import lower
 from kgen.output import plan_changes, write
+from kgen.spec import Spec
 from kgen.testing.cases import in_turn
+from kgen.tiles import planned
+from kgen.traffic import boundaries, directions, launch
 
 ROOT = Path(__file__).resolve().parent.parent
-# A width that no vector fits, the main case, and rows too long for registers.
+# The main case, and another dtype of the arithmetic.
+FEW = (Call("bfloat16", 4096), Call("float64", 512))
+# A width that no vector fits, long rows of wide values, and optional inputs that are not given.
 CALLS = (
+    *FEW,
     Call("float32", 16384),
     Call("float64", 8192),
     Call("bfloat16", 257),
-    Call("bfloat16", 4096),
     Call("bfloat16", 4096, optional=False),
-    Call("bfloat16", 65536),
     Call("float32", 4096),
-    Call("float64", 512),
 )
-# One of each schedule, and one in float64.
-FEW = (CALLS[3], CALLS[5], CALLS[7])
 # These are compiled for every target, one of them with random numbers; all others that are shipped,
 # and one with a double backward, for one target in turn, since a compilation takes seconds.
 EVERYWHERE = [
@@ -39,6 +42,17 @@ OTHERS.append(ROOT / "tests" / "zoo" / "rmsnorm_twice.yaml")
 RUNS = [(spec, target) for spec in EVERYWHERE for target in TARGETS] + in_turn(
     OTHERS, tuple(TARGETS), 1
 )
+
+
+def longer(spec: Spec) -> set[Call]:
+    """Rows that are read again in some direction, and the longest, which are walked in chunks."""
+    plan, most = planned(lower(spec)), spec.limits.max_columns
+    found = {Call("bfloat16", most)}
+    for direction in directions(plan):
+        widest = min(boundaries(plan, direction, 4)[-1], most)
+        if launch(plan, direction, widest, 4).schedule == "reload":
+            found.add(Call("bfloat16", widest))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +70,8 @@ def test_all_kernels_compile(running: Session, path: Path, target: str, tmp_path
     if not (folder / spec.op).is_dir():
         folder = tmp_path / "built"
         write(plan_changes(render_op(spec), folder, [spec.op]), folder)
-    calls = CALLS if path in EVERYWHERE else FEW
-    taken = tuple(call for call in calls if call.dtype in spec.dtypes)
+    calls = {*(CALLS if path in EVERYWHERE else FEW), *longer(spec)}
+    taken = tuple(call for call in sorted(calls, key=repr) if call.dtype in spec.dtypes)
     (recorded,) = running.recorded([Inspected(spec.op, path, folder, taken)], limits)
     found = recorded.configurations
     compiled = running.compiled([(recorded, list(recorded.first_calls))])
@@ -74,6 +88,32 @@ def test_all_kernels_compile(running: Session, path: Path, target: str, tmp_path
     assert forward
     for each in forward:
         assert resources[each.digest].loads[0] == 16, "loads narrower than 16 bytes"
+
+
+@pytest.mark.parametrize(
+    ("forward", "walks"),
+    [("y = x * rsqrt(mean(x * x))", 2), ("e = exp(x - max(x))\ny = e / sum(e)", 3)],
+)
+def test_what_is_read_again_is_loaded_again(
+    running: Session, forward: str, walks: int, tmp_path: Path
+) -> None:
+    """Else the values would stay in registers, which rows so long leave too few of."""
+    path = tmp_path / "again.yaml"
+    lines = forward.replace("\n", "\n  ")
+    path.write_text(
+        "op: again\nsummary: A small op.\nsource: a test\ninputs: {x: matrix}\noutputs: {y: x}\n"
+        f"forward: |\n  {lines}\nbackward: none\nreference: |\n  return x\n"
+    )
+    write(plan_changes(render_op(load(path)), tmp_path, ["again"]), tmp_path)
+    for columns, schedule, times in ((4096, "resident", 1), (16384, "reload", walks)):
+        inspected = Inspected("again", path, tmp_path, (Call("bfloat16", columns),))
+        (recorded,) = running.recorded([inspected], TARGETS["sm_90"])
+        (each,) = recorded.configurations
+        assert each.kernel == f"again_forward_{schedule}"
+        compiled = running.compiled([(recorded, [each.digest])], "ptx")[each.digest]
+        # 16 bytes at a time, by 32 threads a warp.
+        once = columns * 2 // (16 * 32 * each.warps)
+        assert once and len(re.findall(r"\bld\.global", compiled.code)) == times * once
 
 
 def kernel_names(path: Path) -> set[str]:
