@@ -596,6 +596,7 @@ def test_warming_up_runs_every_cell_in_other_processes() -> None:
     steps: list[int] = []
     until = time.monotonic() + 200
     assert warm_up(bench, cells, 1, until, lambda: steps.append(1)) == 3 == len(steps)
+    assert warm_up(bench, cells[:1], 1, math.inf, lambda: steps.append(1)) == 1  # no limit
     assert warm_up(bench, cells, 1, time.monotonic(), lambda: steps.append(1)) == 0
 
 
@@ -759,6 +760,8 @@ def test_plots_are_drawn_where_matplotlib_is(
     with monkeypatch.context() as patched:
         patched.setattr("importlib.util.find_spec", lambda name: None)
         assert plots.draw_all(RESULTS, tmp_path) == ()
+        (tmp_path / "rmsnorm-forward-bfloat16.png").touch()
+        assert plots.draw_all(RESULTS, tmp_path) == ("rmsnorm-forward-bfloat16.png",)
     pytest.importorskip("matplotlib")
     assert plots.draw_all(RESULTS, tmp_path) == ("rmsnorm-forward-bfloat16.png",)
     assert (tmp_path / "rmsnorm-forward-bfloat16.png").read_bytes().startswith(b"\x89PNG")

@@ -11,9 +11,13 @@ from kgen.bench.summary import OWN, Table, tables
 
 
 def draw_all(results: Results, folder: Path) -> tuple[str, ...]:
-    """Write a PNG for each table of two shapes or more; the names, none without matplotlib."""
+    """Write a PNG for each table of two shapes or more; their names.
+
+    Without matplotlib, the names of those that an earlier run has drawn.
+    """
     if importlib.util.find_spec("matplotlib") is None:
-        return ()
+        names = [plot_name(table) for table in tables(results.measurements)]
+        return tuple(name for name in names if (folder / name).is_file())
     copy = next((run.copy_gbps for run in results.runs if run.copy_gbps), 0.0)
     drawn = []
     for table in tables(results.measurements):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from math import inf
 from typing import TYPE_CHECKING
 
 from kgen.bench.cells import Cell
@@ -33,8 +34,8 @@ def warm_up(
         while waiting or running:
             while waiting and len(running) < 2 * jobs:
                 running.add(pool.submit(_run, waiting.pop()))
-            left = until - time.monotonic()
-            ended, running = wait(running, max(0.0, left), FIRST_COMPLETED)
+            left = max(0.0, until - time.monotonic())
+            ended, running = wait(running, left if left < inf else None, FIRST_COMPLETED)
             if not ended:
                 break
             for each in ended:
