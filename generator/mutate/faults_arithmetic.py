@@ -319,16 +319,5 @@ def _first_chunk_guard(op: OpText) -> Iterator[Site]:
                 yield site(op.kernels, call, op.kernels.atom(call.args[2]))
 
 
-@kind("chunk-count", "an online merge takes every chunk for a full one")
-def _chunk_count(op: OpText) -> Iterator[Site]:
-    for function in _merges(op):
-        for node in function.expressions:
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("tl.minimum("):
-                dtype = ast.unparse(node.args[0])
-                yield site(op.kernels, node, f"tl.full((1, 1), BLOCK, {dtype})")
-            elif isinstance(node, ast.BinOp) and ast.unparse(node) == "start + count":
-                yield site(op.kernels, node.right, "BLOCK", node)
-
-
 def _merges(op: OpText) -> list[Function]:
     return [f for f in op.functions if f.name.startswith(("merge_", "rescale_"))]

@@ -10,7 +10,7 @@ from kgen.mutate.reading import launches
 from kgen.mutate.source import Site, called, expressions, keyword, names_in, site, statements
 
 # A chunk replaces what these merges start from: only NaN comes through.
-_STARTS_REPLACED = {"merge_exp_sum": 1, "merge_moments": 0, "rescale_exp_sum": 0}
+_STARTS_REPLACED = {"merge_exp_sum": 1, "rescale_exp_sum": 0}
 # And here not even that: what a sum was before the first number is dropped.
 _STARTS_DROPPED = "rescale_open_sum"
 

@@ -252,16 +252,17 @@ def _dtype_of_other(op: OpText) -> Iterator[Site]:
     public = op.wrapper.functions.get(op.op)
     inputs = {argument.arg for argument in public.args.args} if public else set()
     for name, function in op.wrapper.functions.items():
-        if not name.endswith("Function.forward"):
+        if not name.endswith("backward"):
             continue
-        given = [
-            statement
-            for statement in statements(function.body)
-            if isinstance(statement, ast.Assign)
-            and ast.unparse(statement.targets[0]).endswith("_dtype")
-            and names_in(statement.value) & inputs
+        made = [
+            node
+            for node in expressions(function.body)
+            if isinstance(node, ast.Call)
+            and called(node) == "torch.empty_like"
+            and ast.unparse(node.args[0]) in inputs
         ]
-        main = next((s.value for s in given if isinstance(s.value, ast.Attribute)), None)
-        for statement in given:
-            if main is not None and names_in(statement.value) != names_in(main):
-                yield site(op.wrapper, statement.value, op.wrapper.piece(main), statement)
+        for node, other in zip(made, made[1:] + made[:1], strict=True):
+            like, dtype = ast.unparse(node.args[0]), ast.unparse(other.args[0])
+            if like != dtype:
+                text = op.wrapper.piece(node).removesuffix(")")
+                yield site(op.wrapper, node, f"{text}, dtype={dtype}.dtype)")

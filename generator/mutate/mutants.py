@@ -38,17 +38,32 @@ def mutants_of(op: OpText, kinds: Sequence[Kind]) -> list[Mutant]:
     """Every mutant of these kinds, in the order of the kinds, then of the text.
 
     Where two kinds make the same text, or one makes text that differs in form alone, the first
-    counts.
+    counts. What only leads to a pivot is left as it is.
     """
     seen: set[str] = set()
     found: list[Mutant] = []
     for kind in kinds:
         for site in sorted(kind.finder(op), key=_position):
+            if _is_before_pivot(site):
+                continue
             shape = _shape(site)
             if shape not in seen:
                 seen.add(shape)
                 found.append(_mutant(kind, site))
     return found
+
+
+def _is_before_pivot(site: Site) -> bool:
+    """Whether a place serves a pivot alone: nearly any number does for one."""
+    name = site.source.function_at(site.shown.lineno)  # type: ignore[attr-defined]
+    body = site.source.functions[name].body
+    targets = [ast.unparse(s.targets[0]) if isinstance(s, ast.Assign) else "" for s in body]
+    pivots = [place for place, target in enumerate(targets) if target.endswith("_pivot")]
+    if not pivots:
+        return False
+    first = max(place for place in range(pivots[0]) if targets[place] == "column")
+    line: int = site.shown.lineno  # type: ignore[attr-defined]
+    return body[first].lineno <= line <= (body[pivots[-1]].end_lineno or 0)
 
 
 def _position(site: Site) -> tuple[str, int]:
