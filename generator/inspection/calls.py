@@ -10,8 +10,9 @@ from kgen.spec import Spec
 
 # Of the two dtypes of 16 bits one is enough: they take the same tiles and the same loads.
 DTYPES = ("bfloat16", "float32", "float64")
-# Tiles of narrower rows hold as many elements as those of rows this wide.
-NARROWEST = 256
+# Narrower rows are not called: their tiles hold as many elements as those of rows of 256 columns,
+# and wider numbers take the tiles of bfloat16, whose registers are scarce where rows are long.
+NARROWEST = {"bfloat16": 256, "float32": 8192, "float64": 8192}
 # Widths that no vector fits, beside the widest of all.
 ODD_COLUMNS = (4095,)
 
@@ -38,7 +39,7 @@ def calls_of(spec: Spec, dtype: str | None = None, columns: int | None = None) -
     return tuple(
         Call(each, width, flags=flags)
         for each in ((dtype,) if dtype is not None else dtypes_of(spec))
-        for width in ((columns,) if columns is not None else columns_of(spec))
+        for width in ((columns,) if columns is not None else columns_of(spec, each))
         for flags in _flags_of(spec)
     )
 
@@ -48,16 +49,18 @@ def dtypes_of(spec: Spec) -> tuple[str, ...]:
     return tuple(dtype for dtype in DTYPES if dtype in spec.dtypes) or tuple(spec.dtypes)
 
 
-def columns_of(spec: Spec) -> tuple[int, ...]:
+def columns_of(spec: Spec, dtype: str = DTYPES[0]) -> tuple[int, ...]:
     """The widest row of each power-of-two bucket, odd ones, and the widest odd one.
 
     The narrowest buckets are left out, down to the one that the op's widest row is in.
     """
-    most = spec.limits.max_columns
-    powers = (2**power for power in range(most.bit_length()))
-    widest = {most, *(power for power in powers if power >= NARROWEST)}
-    odd = {*(min(columns, most) for columns in ODD_COLUMNS), most - 1 if most % 2 == 0 else most}
-    return tuple(sorted(widest | odd))
+    most, narrowest = spec.limits.max_columns, NARROWEST.get(dtype, 256)
+    found = {
+        *(2**power for power in range(most.bit_length())),
+        *(min(n, most) for n in ODD_COLUMNS),
+    }
+    edge = {most, most - 1 if most % 2 == 0 else most}
+    return tuple(sorted({n for n in found if n >= narrowest} | edge))
 
 
 def _flags_of(spec: Spec) -> Iterator[tuple[tuple[str, bool], ...]]:
