@@ -43,6 +43,7 @@ from kgen.commands.explain import explain
 from kgen.commands.gallery import gallery
 from kgen.commands.inspect import inspect
 from kgen.commands.mutate import mutate
+from kgen.commands.tune import tune
 from kgen.commands.verify import verify
 from kgen.errors import KgenError, suggest
 from kgen.output import Change, State
@@ -280,6 +281,7 @@ main.add_command(verify)
 main.add_command(mutate)
 main.add_command(gallery)
 main.add_command(bench)
+main.add_command(tune)
 main.add_command(inspect)
 
 

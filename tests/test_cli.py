@@ -32,6 +32,7 @@ COMMANDS = [
     "mutate",
     "gallery",
     "bench",
+    "tune",
     "inspect",
 ]
 

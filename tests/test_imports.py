@@ -73,9 +73,10 @@ MAY_IMPORT = {
     "pytest_plugin": "",
     "mutate": "errors testing",
     "bench": "__init__ errors spec ir interpret lower traffic",
+    "tune": "errors spec tree load lower schedule tiles build bench",
     "inspection": "errors spec load",
     "commands": "__init__ errors spec load build output expr ir formulas lower mutate verify "
-    "schedule tiles cost traffic explain explain_page gallery latex bench inspection",
+    "schedule tiles cost traffic explain explain_page gallery latex bench tune inspection",
     "cli": "__init__ errors paths spec schema load build output commands",
     "__main__": "cli",
 }
@@ -91,6 +92,7 @@ MAY_IMPORT_PACKAGES = {
     "testing": "torch triton numpy pytest",
     "mutate": "torch pytest",
     "bench": "torch triton matplotlib liger_kernel quack",
+    "tune": "torch",
     "inspection": "torch triton",
     "pytest_plugin": "torch",
 }

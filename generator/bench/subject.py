@@ -49,6 +49,8 @@ def _imported(spec: Spec, folder: Path) -> ModuleType:
     found = sys.modules.get(name)
     if found is not None and found.__file__ == str(path.resolve()):
         return found
+    for stale in [each for each in sys.modules if each.startswith(f"{name}.")]:
+        del sys.modules[stale]  # of another folder
     origin = importlib.util.spec_from_file_location(
         name, path.resolve(), submodule_search_locations=[str(path.parent.resolve())]
     )

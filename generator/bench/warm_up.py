@@ -9,26 +9,34 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeVar
 
-from kgen.bench.cells import Cell
+Item = TypeVar("Item", contravariant=True)
 
-if TYPE_CHECKING:
-    from kgen.bench.runner import Bench
 
-_bench: Bench | None = None
+class Work(Protocol[Item]):
+    """What can run any of its items once, such as a bench all providers of a cell."""
+
+    def fresh(self) -> Work[Item]:
+        """The same with nothing imported yet, as another process takes it."""
+
+    def once(self, item: Item, /) -> None:
+        """Run an item, so that what it compiles is on disk."""
+
+
+_work: Work[Any] | None = None
 
 
 def warm_up(
-    bench: Bench, cells: Sequence[Cell], jobs: int, until: float, done: Callable[[], object]
+    work: Work[Item], items: Sequence[Item], jobs: int, until: float, done: Callable[[], object]
 ) -> int:
-    """Run every provider of every cell once, in ``jobs`` processes; how many cells were run.
+    """Run every item once, in ``jobs`` processes; how many were run.
 
-    ``until`` is when to stop by ``time.monotonic``, and ``done`` is called after each cell.
+    ``until`` is when to stop by ``time.monotonic``, and ``done`` is called after each item.
     """
-    finished, waiting = 0, list(reversed(cells))
+    finished, waiting = 0, list(reversed(items))
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(bench.fresh(),))
+    pool = ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(work.fresh(),))
     running: set[Future[None]] = set()
     try:
         while waiting or running:
@@ -50,9 +58,9 @@ def warm_up(
     return finished
 
 
-def _start(bench: Bench) -> None:
-    global _bench
-    _bench = bench
+def _start(work: Work[Any]) -> None:
+    global _work
+    _work = work
     one_compiler()
     import torch._inductor.config
 
@@ -65,6 +73,6 @@ def one_compiler() -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
-def _run(cell: Cell) -> None:
-    assert _bench is not None
-    _bench.once(cell)
+def _run(item: object) -> None:
+    assert _work is not None
+    _work.once(item)

@@ -15,9 +15,9 @@ import click
 from kgen.commands.common import (
     FINDING,
     GENERATED,
-    SPECS,
     exit_with,
     load_all,
+    named_specs,
     printable,
     spec_paths,
     table,
@@ -163,7 +163,7 @@ def bench(
     names = require_names(providers) or _importable(available())
     if only_warm_up and not jobs:
         raise KgenError("--only-warm-up needs --warm-up-jobs N, the number of processes")
-    specs = in_order(load_all(spec_paths([_spec_path(op) for op in ops])))
+    specs = in_order(load_all(spec_paths(named_specs(ops))))
     cells = () if latency else cells_of(specs, sizes, dtypes)
     small = small_cells_of(specs) if latency else ()
     if not cells and not small:
@@ -179,12 +179,6 @@ def bench(
     store = _store(out, append, versions, settings)
     _measure(ready, cells, small, store, until)
     _show(store, out, not no_plots)
-
-
-def _spec_path(op: str) -> Path:
-    """The spec of an op that is named, or the path that is given."""
-    named = SPECS / f"{op}.yaml"
-    return named if named.is_file() else Path(op)
 
 
 def _importable(names: Sequence[str]) -> tuple[str, ...]:

@@ -45,6 +45,12 @@ def spec_paths(specs: Sequence[Path]) -> list[Path]:
     return [relative(path) for path in reversed(first.values())]
 
 
+def named_specs(ops: Iterable[str]) -> list[Path]:
+    """The spec of each op that is named, or the path that is given."""
+    named = [(op, SPECS / f"{op}.yaml") for op in ops]
+    return [path if path.is_file() else Path(op) for op, path in named]
+
+
 def _yaml_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise KgenError(

@@ -1,0 +1,153 @@
+"""From times to tiles: for one direction, what beats the rule by enough to be said in the spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from kgen.spec import LARGEST_TILE, LEAST_LONG_WORDS, TUNED_WIDTHS
+from kgen.tiles import Tile, Tiles
+from kgen.tune.plans import Candidate, Direction, chunk_plan, plan_by
+
+Times = Mapping[int, Mapping[Candidate, float]]
+"""Microseconds by width in words and plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found for one width: the rule, the fastest of all, and what was chosen."""
+
+    words: int
+    rule: Candidate
+    rule_time: float
+    best: Candidate
+    best_time: float
+    chosen: Candidate
+    chosen_time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The tiles to have, and what they rest on; ``verdicts`` are those of widths with a time."""
+
+    tiles: Tiles
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The widest rows that are resident and that are whole, and the plan of those in chunks."""
+
+    resident: int
+    whole: int
+    chunk: Candidate
+
+    def rank(self, words: int) -> int:
+        return (words > self.resident) + (words > self.whole)
+
+
+def choose(direction: Direction, times: Times, margin: float) -> Choice:
+    """The tiles that are fastest, where each width that departs from the rule has to earn it.
+
+    Widths decide together, since wider rows never have an earlier schedule and all that are walked
+    in chunks share one chunk: the sum of the logarithms of all times is the least that there is,
+    with ``margin`` as the price of every width that does not follow the rule. What was not
+    measured, or not for the rule, stays as it is.
+    """
+    choosing = _Choosing(direction, times, margin)
+    return choosing.choice()
+
+
+class _Choosing:
+    """Goes through the boundaries between schedules and the chunks of one direction."""
+
+    def __init__(self, direction: Direction, times: Times, margin: float) -> None:
+        self.direction = direction
+        self.price = -math.log(1 - margin)
+        self.rule = {w: plan_by(direction.rule, w, direction.is_split) for w in TUNED_WIDTHS}
+        self.now = {w: plan_by(direction.tiles, w, direction.is_split) for w in TUNED_WIDTHS}
+        self.times = {w: found for w, found in times.items() if self.rule[w] in found}
+        self.is_said = {w for w in TUNED_WIDTHS if self.now[w] != self.rule[w]}
+        self.whole = {
+            (words, rank): self._fastest(words, rank) for words in self.times for rank in (0, 1)
+        }
+
+    def choice(self) -> Choice:
+        best = min(self._shapes(), key=self._order)
+        plans = {w: self._plan(w, best) for w in TUNED_WIDTHS}
+        return Choice(self._tiles(best, plans), tuple(self._verdicts(plans)))
+
+    def _shapes(self) -> Iterator[_Shape]:
+        """Every pair of boundaries with every chunk; among them that of the rule."""
+        chunks = {chunk_plan(self.direction.tiles, self.direction.is_split)}
+        if any(plan.is_long for found in self.times.values() for plan in found):
+            chunks = {plan for found in self.times.values() for plan in found if plan.is_long}
+            chunks.add(chunk_plan(self.direction.rule, self.direction.is_split))
+        for chunk in sorted(chunks):
+            for whole in TUNED_WIDTHS:
+                if LEAST_LONG_WORDS // 2 <= whole <= LARGEST_TILE:
+                    for resident in (words for words in TUNED_WIDTHS if words <= whole):
+                        yield _Shape(resident, whole, chunk)
+
+    def _order(self, shape: _Shape) -> tuple[float, int, float, Candidate]:
+        """The cost, then how many widths depart from the rule, then how far the boundaries do."""
+        plans = {w: self._plan(w, shape) for w in TUNED_WIDTHS}
+        cost = sum(self._cost(w, plan) for w, plan in plans.items())
+        departures = sum(plan != self.rule[w] for w, plan in plans.items())
+        rule = self.direction.rule
+        moved = abs(math.log2(shape.resident / rule.resident_words))
+        moved += abs(math.log2(shape.whole / rule.whole_words))
+        return round(cost, 9), departures, moved, shape.chunk
+
+    def _plan(self, words: int, shape: _Shape) -> Candidate | None:
+        """The plan of a width under these boundaries, or None if nothing is known of one."""
+        rank = shape.rank(words)
+        if words not in self.times:
+            return self._unmeasured(words, rank, shape)
+        if rank == 2:
+            return shape.chunk if shape.chunk in self.times[words] else None
+        return self.whole[words, rank]
+
+    def _fastest(self, words: int, rank: int) -> Candidate | None:
+        plans = [plan for plan in self.times[words] if plan.rank == rank]
+        return min(plans, key=lambda plan: (self._cost(words, plan), plan), default=None)
+
+    def _unmeasured(self, words: int, rank: int, shape: _Shape) -> Candidate | None:
+        now = self.now[words]
+        if words in self.is_said and now.rank != rank:
+            return None
+        if rank == 2:
+            return shape.chunk
+        if now.rank == 2:
+            return None
+        return replace(now, schedule=("resident", "reload")[rank])
+
+    def _cost(self, words: int, plan: Candidate | None) -> float:
+        if plan is None:
+            return math.inf
+        found = self.times.get(words)
+        price = self.price if plan != self.rule[words] else 0.0
+        if found is None:
+            # That the chunk is another is judged where it was measured.
+            return price if plan.rank != self.now[words].rank else 0.0
+        return math.log(found[plan] / found[self.rule[words]]) + price
+
+    def _tiles(self, shape: _Shape, plans: Mapping[int, Candidate | None]) -> Tiles:
+        whole: list[Tile] = []
+        for words in TUNED_WIDTHS:
+            plan = plans[words]
+            assert plan is not None, "the rule is among the shapes, and it costs nothing"
+            if words <= shape.whole:
+                whole.append(plan.tile)
+        now = self.direction.tiles
+        if self.direction.is_split:
+            return Tiles(tuple(whole), shape.resident, now.streaming, shape.chunk.tile)
+        return Tiles(tuple(whole), shape.resident, shape.chunk.tile, now.split)
+
+    def _verdicts(self, plans: Mapping[int, Candidate | None]) -> Iterator[Verdict]:
+        for words, found in sorted(self.times.items()):
+            chosen, rule = plans[words], self.rule[words]
+            assert chosen is not None
+            best = min(found, key=lambda plan: (found[plan], plan))
+            yield Verdict(words, rule, found[rule], best, found[best], chosen, found[chosen])

@@ -1,0 +1,92 @@
+"""Tiles as entries of a spec's ``tuning``: what has to be said for them to come about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kgen.spec import TUNED_WIDTHS
+from kgen.tiles import Tile, Tiles
+from kgen.tune.plans import Direction
+
+Values = dict[str, int | str]
+Entries = dict[str, Values]
+"""What stands behind each key of a direction: widths, narrow rows first, and chunks."""
+
+
+def entries_of(direction: Direction, tiles: Tiles) -> Entries:
+    """The entries that make the rule's tiles these, each as short as it can be."""
+    rule = direction.rule
+    schedules = _schedules(direction, tiles)
+    found: Entries = {}
+    for words in TUNED_WIDTHS:
+        values = _values(tiles.tile(words), rule.tile(words), words in schedules, direction)
+        if words in schedules:
+            values = {"schedule": schedules[words], **values}
+        if values:
+            found[str(words)] = values
+    if tiles.streaming != rule.streaming:
+        found["streaming"] = _chunk(tiles.streaming)
+    if tiles.split != rule.split:
+        found["split"] = _split(tiles.split)
+    return found
+
+
+def facts_of(direction: Direction, tiles: Tiles) -> Entries:
+    """All that can be said of these tiles; an entry that says part of it says nothing wrong."""
+    found: Entries = {}
+    for words in TUNED_WIDTHS:
+        tile = tiles.tile(words)
+        found[str(words)] = {"schedule": _schedule(direction, tiles, words)}
+        if tile is not None:
+            found[str(words)] |= _tile(tile)
+    return {**found, "streaming": _chunk(tiles.streaming), "split": _split(tiles.split)}
+
+
+def _schedules(direction: Direction, tiles: Tiles) -> dict[int, str]:
+    """The widths whose schedule has to be said: where a boundary is not that of the rule."""
+    rule = direction.rule
+    said: list[int] = []
+    if tiles.resident_words > rule.resident_words:
+        said.append(tiles.resident_words)
+    elif tiles.resident_words < rule.resident_words:
+        said.append(2 * tiles.resident_words)
+    if tiles.whole_words > rule.whole_words:
+        said.append(tiles.whole_words)
+    elif tiles.whole_words < rule.whole_words:
+        said.append(2 * tiles.whole_words)
+    return {words: _schedule(direction, tiles, words) for words in said}
+
+
+def _schedule(direction: Direction, tiles: Tiles, words: int) -> str:
+    long = "split" if direction.is_split else "streaming"
+    return ("resident", "reload", long)[tiles.rank(words)]
+
+
+def _values(tile: Tile | None, rule: Tile | None, is_whole: bool, direction: Direction) -> Values:
+    """What differs from the rule; all of it where there is nothing to differ from."""
+    if tile is None:
+        return {}
+    values = _tile(tile)
+    if not direction.is_split:
+        del values["stages"], values["programs"]
+    if is_whole or rule is None:
+        return values
+    before: Mapping[str, int | str] = _tile(rule)
+    return {name: value for name, value in values.items() if value != before[name]}
+
+
+def _tile(tile: Tile) -> Values:
+    return {
+        "rows": tile.rows,
+        "warps": tile.warps,
+        "stages": tile.stages,
+        "programs": tile.programs,
+    }
+
+
+def _chunk(tile: Tile) -> Values:
+    return {"block": tile.words, "warps": tile.warps}
+
+
+def _split(tile: Tile) -> Values:
+    return {"block": tile.words, **_tile(tile)}
