@@ -279,7 +279,8 @@ class _PassWriter:
         for result in self.each.results:
             name = result.name
             empty = self._room(result)
-            text += [f"{name} = None", f"if {self.needs[name]}:"]
+            is_given = f"{source.name} is not None and " if (source := self._like(result)) else ""
+            text += [f"{name} = None", f"if {is_given}{self.needs[name]}:"]
             if name not in repeated:
                 text.append(f"    {name} = {empty}")
                 continue
@@ -290,6 +291,15 @@ class _PassWriter:
                 f"    {name} = {first} if is_same else {empty}",
             ]
         return lines(text)
+
+    def _like(self, result: Result) -> Variable | None:
+        """The optional input that a gradient is allocated like."""
+        source = next(
+            (v for v in read_by(self.each) if v.name == belongs_to(self.spec)[result.name]), None
+        )
+        input_ = self.summed(result.name)
+        is_folded = input_ is not None and input_.folds_columns
+        return None if source is None or is_folded or not may_lack(self.spec, source) else source
 
     def _room(self, result: Result) -> str:
         """The allocation of a gradient, like a tensor of its shape if one is read."""

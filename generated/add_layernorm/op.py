@@ -350,7 +350,7 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(dy), layout(dh))
+    key: tuple[object, ...] = (needs, layout(dy), layout(dh))
     if ctx.are_hooked:
         key = (*key, layout(weight), layout(mu), layout(rstd), layout(h))
     launches = call.backward.get(key)
@@ -378,7 +378,7 @@ def _backward(
             )
         )
     dweight = None
-    if needs[2]:
+    if weight is not None and needs[2]:
         dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     dbias = None
     if needs[3]:

@@ -323,7 +323,7 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(dy), layout(dh))
+    key: tuple[object, ...] = (needs, layout(dy), layout(dh))
     if ctx.are_hooked:
         key = (*key, layout(weight), layout(rstd), layout(h))
     launches = call.backward.get(key)
@@ -351,7 +351,7 @@ def _backward(
             )
         )
     dweight = None
-    if needs[2]:
+    if weight is not None and needs[2]:
         dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     if launches is None:  # there are no rows
         return dx, dresidual, dweight.zero_() if dweight is not None else None

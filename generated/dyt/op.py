@@ -282,7 +282,7 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(dy))
+    key: tuple[object, ...] = (needs, layout(dy))
     if ctx.are_hooked:
         key = (*key, layout(x), layout(alpha), layout(weight))
     launches = call.backward.get(key)
@@ -299,7 +299,7 @@ def _backward(
     if needs[1]:
         dalpha = torch.empty(call.n_columns, dtype=call.compute, device=call.device)
     dweight = None
-    if needs[2]:
+    if weight is not None and needs[2]:
         dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     dbias = None
     if needs[3]:

@@ -335,7 +335,7 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(dy))
+    key: tuple[object, ...] = (needs, layout(dy))
     if ctx.are_hooked:
         key = (*key, layout(x), layout(z), layout(weight), layout(rstd))
     launches = call.backward.get(key)
@@ -352,7 +352,7 @@ def _backward(
     if needs[1]:
         dz = torch.empty_like(z, memory_format=torch.contiguous_format)
     dweight = None
-    if needs[2]:
+    if weight is not None and needs[2]:
         dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     if launches is None:  # there are no rows
         return dx, dz, dweight.zero_() if dweight is not None else None

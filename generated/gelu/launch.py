@@ -17,10 +17,12 @@ MOST_REMEMBERED = 1024
 UNKNOWN = object()
 # The versions of Triton whose compiled kernels take arguments as ``Launch`` gives them, on NVIDIA.
 IS_KNOWN = triton.__version__.split(".")[:2] in (["3", "6"], ["3", "7"]) and not torch.version.hip
+# A program has 1024 lanes at most, and a warp 64 on AMD.
+MOST_WARPS = 16 if torch.version.hip else 32
 # Triton tells these of every launch: profilers ask for it.
 HOOKS = triton.knobs.runtime
-current_device = getattr(torch._C, "_cuda_getDevice", None)
-stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
@@ -82,14 +84,15 @@ class Launch:
         kernel: Any,
         grid: tuple[int, ...],
         device: torch.device,
-        *numbers: int,
+        *numbers: int | None,
         **constants: Any,
     ) -> None:
         self.kernel = kernel
         self.grid = (*grid, 1, 1)[:3]
         self.device = device
         self.numbers = numbers
-        self.constants = constants
+        num_warps = min(constants.get("num_warps", 4), MOST_WARPS)
+        self.constants = {**constants, "num_warps": num_warps}
         self.start: Any = None
         self.function: tuple[Any, ...] = ()
         self.values: tuple[Any, ...] = ()

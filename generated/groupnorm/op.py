@@ -300,7 +300,7 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(dy))
+    key: tuple[object, ...] = (needs, layout(dy))
     if ctx.are_hooked:
         key = (*key, layout(x), layout(weight), layout(mu), layout(rstd))
     launches = call.backward.get(key)

@@ -255,7 +255,7 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(dloss))
+    key: tuple[object, ...] = (needs, layout(dloss))
     if ctx.are_hooked:
         key = (*key, layout(target))
     launches = call.backward.get(key)

@@ -325,7 +325,7 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(dy))
+    key: tuple[object, ...] = (needs, layout(dy))
     if ctx.are_hooked:
         key = (*key, layout(x), layout(weight), layout(mu), layout(rstd))
     launches = call.backward.get(key)
@@ -339,7 +339,7 @@ def _backward(
     if needs[0]:
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dweight = None
-    if needs[1]:
+    if weight is not None and needs[1]:
         dweight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     dbias = None
     if needs[2]:

@@ -242,7 +242,7 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(dlse))
+    key: tuple[object, ...] = (needs, layout(dlse))
     if ctx.are_hooked:
         key = (*key, layout(x), layout(m), layout(s), layout(lse))
     launches = call.backward.get(key)

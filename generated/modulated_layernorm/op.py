@@ -296,7 +296,7 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """Allocates the gradients that are asked for and launches their kernels."""
     call, needs = ctx.call, ctx.needs_input_grad
-    key = (needs, layout(dy))
+    key: tuple[object, ...] = (needs, layout(dy))
     if ctx.are_hooked:
         key = (*key, layout(x), layout(scale), layout(mu), layout(rstd))
     launches = call.backward.get(key)
@@ -310,7 +310,7 @@ def _backward(
     if needs[0]:
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dscale = None
-    if needs[1]:
+    if scale is not None and needs[1]:
         dscale = torch.empty_like(scale, memory_format=torch.contiguous_format)
     dshift = None
     if needs[2]:
