@@ -499,7 +499,7 @@ def _stages(plan: Plan, column_bytes: int, device: torch.device) -> int:
 @cache
 def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 2
+        return 16
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

@@ -85,14 +85,16 @@ def _needs(op: OpText) -> Iterator[list[tuple[ast.expr, str]]]:
         for statement in statements(function.body):
             if not isinstance(statement, ast.If):
                 continue
-            if not ast.unparse(statement.test).startswith("needs["):
+            parts = getattr(statement.test, "values", [statement.test])
+            asked = [part for part in parts if ast.unparse(part).startswith("needs[")]
+            if not asked:
                 continue
             likes = [
                 ast.unparse(node.args[0])
                 for node in ast.walk(statement)
                 if isinstance(node, ast.Call) and called(node).startswith("torch.empty")
             ]
-            found += [(statement.test, like) for like in likes[:1]]
+            found += [(asked[0], like) for like in likes[:1]]
         yield found
 
 
