@@ -120,10 +120,12 @@ def _groups_short(op: OpText) -> Iterator[Site]:
                 yield site(op.wrapper, sizes.elts[0], "launches.n_groups - 1", statement)
 
 
-def _allocations(function: ast.FunctionDef) -> Iterator[tuple[ast.stmt, ast.Call]]:
+def _allocations(function: ast.FunctionDef) -> Iterator[tuple[ast.Assign, ast.Call]]:
     """Every ``torch.empty`` and its like, with the assignment that it stands in."""
     for statement in statements(function.body):
-        for node in ast.walk(statement) if isinstance(statement, ast.Assign) else ():
+        if not isinstance(statement, ast.Assign):
+            continue
+        for node in ast.walk(statement):
             if called(node) in ("torch.empty", "torch.empty_like") and isinstance(node, ast.Call):
                 yield statement, node
 
@@ -188,6 +190,8 @@ def _result_in_compute_dtype(op: OpText) -> Iterator[Site]:
             continue
         for statement, call in _allocations(function):
             dtype = keyword(call, "dtype")
+            if f"{ast.unparse(statement.targets[0])}_partial" in names_in(function):
+                continue  # of sums that are rounded once, by autograd if not by a kernel
             if isinstance(dtype, ast.Attribute) and dtype.attr.endswith("dtype"):
                 yield site(op.wrapper, dtype, "call.compute", statement)
             elif dtype is None:
