@@ -260,7 +260,7 @@ class _Writer:
         self.is_last = len(walks) == 1
         for variable in self.program.variables:
             if variable.name in walks[0].names and variable.type.kind is Kind.MATRIX:
-                if self.reads_again:
+                if self.reads_again and variable.sharing is None:
                     is_first = variable.name not in self.eviction
                     # Loads that differ in nothing would become one, and stay in registers.
                     kept = "evict_last" if is_first else ""
@@ -308,7 +308,9 @@ class _Writer:
     def _shared_place(self, variable: Variable, sharing: Sharing) -> str:
         """Where the entry lies that serves each row and column."""
         name = variable.name
-        column = f"column // {name}_width" if sharing.columns else "column"
+        column = "column"
+        if sharing.columns:
+            column = f"{self.emitter.use('shared_column')}(column, {name}_width)"
         if sharing.kind is Kind.PER_COLUMN:
             return f"{name}_ptr + {column}"
         row = {Kind.PER_BATCH: "batch_index", Kind.PER_PLACE: "place_index"}[sharing.kind]

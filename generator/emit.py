@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kgen.ir import (
     BUILTINS,
+    COMPARISONS,
     RANDOM_ROUNDS,
     REDUCTIONS,
     Literal,
@@ -37,14 +38,14 @@ _BINARY = {
     "or": ("|", 5),
 }
 _CALLS = {
-    "exp": "tl.exp",
+    "exp": "exp",
     "log": "tl.log",
     "sqrt": "tl.sqrt",
     "rsqrt": "tl.rsqrt",
     "erf": "tl.erf",
     "abs": "tl.abs",
     "floor": "tl.floor",
-    "sigmoid": "tl.sigmoid",
+    "sigmoid": "sigmoid",
     "log1p": "log1p",
     "tanh": "tanh",
     "silu": "silu",
@@ -62,7 +63,7 @@ _TRITON_DTYPES = {
     "int32": "tl.int32",
     "int64": "tl.int64",
 }
-_ATOM, _UNARY, _COMPARED, _TERNARY = 20, 12, 3, 0
+_ATOM, _UNARY, _AND, _COMPARED, _TERNARY = 20, 12, 6, 3, 0
 _ROW_HELPERS = {"sum": "row_sum", "mean": "row_mean", "max": "row_max", "min": "row_min"}
 
 
@@ -95,11 +96,24 @@ class Emitter:
 
     def masked(self, op: str, operand: Term) -> str:
         """What a reduction takes: neutral in padding lanes, by a mask only where it must be."""
-        text = self.text(operand)
         if self.padding.is_neutral(op, operand) and not self._is_chosen(operand):
-            return text
-        mask = "in_rows" if op == "sum_rows" else "in_columns"
-        return f"tl.where({mask}, {text}, {number(NEUTRAL[op])})"
+            return self.text(operand)
+        mask, neutral = "in_rows" if op == "sum_rows" else "in_columns", NEUTRAL[op]
+        if isinstance(operand, Op) and operand.op == "where":
+            condition, yes, no = operand.arguments
+            if not self._at_compile_time(condition):
+                # What is neutral anyhow needs no mask of its own.
+                if _is_literal(no, neutral):
+                    chosen = self._text(condition, _AND + 1)
+                    return self._chosen(f"{mask} & {chosen}", yes, neutral)
+                if _is_literal(yes, neutral):
+                    chosen = self._text(_negated(condition), _AND + 1)
+                    return self._chosen(f"{mask} & {chosen}", no, neutral)
+        return self._chosen(mask, operand, neutral)
+
+    def _chosen(self, mask: str, term: Term, neutral: float) -> str:
+        value = self._tensor(term) if isinstance(term, Literal) else self.text(term)
+        return f"tl.where({mask}, {value}, {number(neutral)})"
 
     def _is_chosen(self, term: Term) -> bool:
         """Whether a bool param decides what a term is: perhaps a number, with no lanes to add."""
@@ -136,15 +150,31 @@ class Emitter:
                 return f"{self._text(left, level)} * (1.0 / {self._text(right, level + 1)})", level
             if term.op == "mul" and term.type.element is Element.INT and not _is_small(term):
                 return f"{self._wide(left)} * {self._text(right, level + 1)}", level
+            if term.op in COMPARISONS and (text := self._place_comparison(term)):
+                return text, level
             # Comparisons do not chain, and bind looser than & and | in Python.
             left_level = level + 1 if level == _COMPARED else level
             return f"{self._text(left, left_level)} {symbol} {self._text(right, level + 1)}", level
         if term.op in _CALLS:
             name = _CALLS[term.op]
             function = name if name.startswith("tl.") else self.use(name)
-            return f"{function}({self._operand(term.arguments[0])})", _ATOM
+            operand = self._operand if name.startswith("tl.") else self._tensor
+            return f"{function}({operand(term.arguments[0])})", _ATOM
         special: Callable[[Op], tuple[str, int]] = getattr(self, f"_{term.op}")
         return special(term)
+
+    def _place_comparison(self, term: Op) -> str | None:
+        """A comparison of columns with a row's 64-bit index, which 32 bits take half the time for."""
+        sides = [argument for argument in term.arguments if not _is_column(argument)]
+        if len(sides) != 1 or sides[0].type.element is not Element.INT:
+            return None
+        if sides[0].type.kind is not Kind.PER_ROW:
+            return None
+        texts = [
+            "column" if _is_column(argument) else f"{self.use('column_place')}({self.text(argument)})"
+            for argument in term.arguments
+        ]
+        return f" {_BINARY[term.op][0]} ".join(texts)
 
     def _adds_exp(self, term: Term) -> bool:
         """Whether a term is a row's sum of exponentials, or 1 in its place."""
@@ -325,6 +355,22 @@ def _is_small(product: Op) -> bool:
     return len(numbers) == len(names) == 1 and abs(numbers[0]) <= 1024
 
 
+def _is_literal(term: Term, value: float) -> bool:
+    return isinstance(term, Literal) and term.value == value
+
+
+def _negated(condition: Term) -> Term:
+    """What holds where a condition does not; comparisons with NaN keep their ``not``."""
+    opposite = {"equal": "not_equal", "not_equal": "equal"}
+    if isinstance(condition, Op) and condition.op in opposite:
+        return replace(condition, op=opposite[condition.op])
+    return Op("not", (condition,), condition.type, condition.at)
+
+
+def _is_column(term: Term) -> bool:
+    return isinstance(term, Ref) and term.name == "column"
+
+
 def _is_exp(term: Term) -> bool:
     return isinstance(term, Op) and term.op == "exp"
 
@@ -387,18 +433,29 @@ def row_min(values):
     "column_sum": """@triton.jit
 def column_sum(values):
     return tl.sum(values, axis=0, keep_dims=True)""",
+    "exp": '''@triton.jit
+def exp(x):
+    """e ** x by a power of 2, which takes half the instructions: below 2 ** -126 it is 0."""
+    if x.dtype == tl.float64:
+        power = tl.exp(x)
+    else:
+        power = tl.exp2(x * 1.4426950408889634)
+    return power''',
+    "sigmoid": '''@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + exp(-x))''',
     "merge_exp_sum": '''@triton.jit
 def merge_exp_sum(maximum, total, values):
     """Adds a chunk to a row's running maximum and sum(exp(values - maximum))."""
     merged = nan_maximum(maximum, row_max(values))
     # While all is -inf, shift by 0: exp(-inf) adds nothing, where exp(-inf + inf) is NaN.
     shift = tl.where(merged == float("-inf"), 0.0, merged)
-    total = total * tl.exp(maximum - shift) + row_sum(tl.exp(values - shift))
+    total = total * exp(maximum - shift) + row_sum(exp(values - shift))
     return merged, total''',
     "rescale_exp_sum": '''@triton.jit
 def rescale_exp_sum(total, before, maximum, shift):
     """A row's sum of exp(. - before) as one of exp(. - shift), where a guard keeps shift finite."""
-    scaled = total * tl.exp(before - shift)
+    scaled = total * exp(before - shift)
     # Where an infinite maximum stays there is nothing to scale; 0 times an overflow stays 0.
     is_kept = (before == maximum) | ((total == 0.0) & (maximum == float("inf")))
     return tl.where(is_kept, total, scaled)''',
@@ -406,7 +463,7 @@ def rescale_exp_sum(total, before, maximum, shift):
 def rescale_open_sum(total, before, maximum):
     """A row's sum of exp(. - before) as one of exp(. - maximum)."""
     # exp(-inf - before) was NaN while all was -inf, and is 0 after.
-    scaled = tl.where(before == float("-inf"), 0.0, total * tl.exp(before - maximum))
+    scaled = tl.where(before == float("-inf"), 0.0, total * exp(before - maximum))
     return tl.where(before == maximum, total, scaled)''',
     "moments": '''@triton.jit
 def moments(pivot, away, squares, n_columns):
@@ -436,6 +493,14 @@ def group_sum(
         mask = (group < n_groups) & in_columns
         total += tl.load(partial_ptr + group * n_columns + column, mask=mask, other=0.0)
     return column_sum(total)''',
+    "shared_column": '''@triton.jit
+def shared_column(column, width):
+    """column // width, where GPUs have no division of whole numbers: exact below 2 ** 20 columns."""
+    return ((column + 0.5) * (1.0 / width)).to(tl.int32)''',
+    "column_place": '''@triton.jit
+def column_place(index):
+    """A row's index in 32 bits, for comparisons with columns: no column is -1 or 2 ** 31 - 1."""
+    return tl.minimum(tl.maximum(index, -1), 2147483647).to(tl.int32)''',
     "round_half_even": """@triton.jit
 def round_half_even(x):
     low = tl.floor(x)
@@ -449,11 +514,11 @@ def sign(x):
     return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x * 0.0))''',
     "silu": """@triton.jit
 def silu(x):
-    return x * tl.sigmoid(x)""",
+    return x * sigmoid(x)""",
     "tanh": """@triton.jit
 def tanh(x):
     # Near 0 the quotient loses digits, and the series has reached full precision.
-    decay = tl.exp(-2.0 * tl.abs(x))
+    decay = exp(-2.0 * tl.abs(x))
     far = tl.where(x < 0, -1.0, 1.0) * (1.0 - decay) / (1.0 + decay)
     square = x * x
     near = x * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0))))
@@ -468,7 +533,7 @@ def log1p(x):
     "power": '''@triton.jit
 def power(base, exponent):
     """``base ** exponent``; NaN for a negative base unless the exponent is whole."""
-    size = tl.where(exponent == 0, 1.0, tl.exp(exponent * tl.log(tl.abs(base))))
+    size = tl.where(exponent == 0, 1.0, exp(exponent * tl.log(tl.abs(base))))
     half = exponent * 0.5
     signed = tl.where(half == tl.floor(half), size, -size)
     whole = tl.where(exponent == tl.floor(exponent), signed, float("nan"))
@@ -492,7 +557,13 @@ _HELPER_NEEDS = {
     "clamp": ("nan_maximum", "nan_minimum"),
     "row_max": ("nan_maximum",),
     "row_min": ("nan_minimum",),
-    "merge_exp_sum": ("nan_maximum", "row_max", "row_sum"),
+    "merge_exp_sum": ("nan_maximum", "row_max", "row_sum", "exp"),
+    "rescale_exp_sum": ("exp",),
+    "rescale_open_sum": ("exp",),
+    "sigmoid": ("exp",),
+    "silu": ("sigmoid", "exp"),
+    "tanh": ("exp",),
+    "power": ("exp",),
     "moments": ("row_mean", "row_quotient", "nan_maximum"),
     "row_mean": ("row_quotient",),
     "floor_divide_int": ("floor_modulo_int",),

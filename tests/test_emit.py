@@ -76,6 +76,7 @@ TL = SimpleNamespace(
     cast=lambda value, dtype: dtype(value),
     full=lambda shape, value, dtype: dtype(value),
     int64=np.int64,
+    float64=np.float64,
     PropagateNan=SimpleNamespace(ALL=None),
     constexpr=None,
 )

@@ -22,13 +22,29 @@ def row_max(values):
 
 
 @triton.jit
+def exp(x):
+    """e ** x by a power of 2, which takes half the instructions: below 2 ** -126 it is 0."""
+    if x.dtype == tl.float64:
+        power = tl.exp(x)
+    else:
+        power = tl.exp2(x * 1.4426950408889634)
+    return power
+
+
+@triton.jit
 def merge_exp_sum(maximum, total, values):
     """Adds a chunk to a row's running maximum and sum(exp(values - maximum))."""
     merged = nan_maximum(maximum, row_max(values))
     # While all is -inf, shift by 0: exp(-inf) adds nothing, where exp(-inf + inf) is NaN.
     shift = tl.where(merged == float("-inf"), 0.0, merged)
-    total = total * tl.exp(maximum - shift) + row_sum(tl.exp(values - shift))
+    total = total * exp(maximum - shift) + row_sum(exp(values - shift))
     return merged, total
+
+
+@triton.jit
+def column_place(index):
+    """A row's index in 32 bits, for comparisons with columns: no column is -1 or 2 ** 31 - 1."""
+    return tl.minimum(tl.maximum(index, -1), 2147483647).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["n_rows", "scale", "queries", "keys"])
@@ -58,13 +74,12 @@ def causal_softmax_forward_resident(
     filled = tl.where(keys > 0, keys, n_columns)
     position = filled - queries + row % queries
     # z = where(column <= position, x * scale, -inf)
-    z = tl.where(column <= position, x * scale, float("-inf"))
+    z = tl.where(column <= column_place(position), x * scale, float("-inf"))
     # top = max(z)
     top = row_max(tl.where(in_columns, z, float("-inf")))
     # m = where(top == -inf, 0, top)
     m = tl.where(top == float("-inf"), 0, top)
-    # e = exp(z - m)
-    e = tl.exp(z - m)
+    e = exp(z - m)
     # s = sum(e)
     s = row_sum(tl.where(in_columns, e, 0.0))
     # total_or_1 = where(s == 0, 1, s)
@@ -109,7 +124,7 @@ def causal_softmax_forward_streaming(
             x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
         ).to(COMPUTE)
         # z = where(column <= position, x * scale, -inf)
-        z = tl.where(column <= position, x * scale, float("-inf"))
+        z = tl.where(column <= column_place(position), x * scale, float("-inf"))
         top, s = merge_exp_sum(top, s, tl.where(in_columns, z, float("-inf")))
     # m = where(top == -inf, 0, top)
     m = tl.where(top == float("-inf"), 0, top)
@@ -126,9 +141,8 @@ def causal_softmax_forward_streaming(
             x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
         ).to(COMPUTE)
         # z = where(column <= position, x * scale, -inf)
-        z = tl.where(column <= position, x * scale, float("-inf"))
-        # e = exp(z - m)
-        e = tl.exp(z - m)
+        z = tl.where(column <= column_place(position), x * scale, float("-inf"))
+        e = exp(z - m)
         # y = e / total_or_1
         y = e * (1.0 / total_or_1)
         tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")

@@ -38,18 +38,34 @@ def row_max(values):
 
 
 @triton.jit
+def exp(x):
+    """e ** x by a power of 2, which takes half the instructions: below 2 ** -126 it is 0."""
+    if x.dtype == tl.float64:
+        power = tl.exp(x)
+    else:
+        power = tl.exp2(x * 1.4426950408889634)
+    return power
+
+
+@triton.jit
 def rescale_exp_sum(total, before, maximum, shift):
     """A row's sum of exp(. - before) as one of exp(. - shift), where a guard keeps shift finite."""
-    scaled = total * tl.exp(before - shift)
+    scaled = total * exp(before - shift)
     # Where an infinite maximum stays there is nothing to scale; 0 times an overflow stays 0.
     is_kept = (before == maximum) | ((total == 0.0) & (maximum == float("inf")))
     return tl.where(is_kept, total, scaled)
 
 
 @triton.jit
+def column_place(index):
+    """A row's index in 32 bits, for comparisons with columns: no column is -1 or 2 ** 31 - 1."""
+    return tl.minimum(tl.maximum(index, -1), 2147483647).to(tl.int32)
+
+
+@triton.jit
 def tanh(x):
     # Near 0 the quotient loses digits, and the series has reached full precision.
-    decay = tl.exp(-2.0 * tl.abs(x))
+    decay = exp(-2.0 * tl.abs(x))
     far = tl.where(x < 0, -1.0, 1.0) * (1.0 - decay) / (1.0 + decay)
     square = x * x
     near = x * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0))))
@@ -109,16 +125,13 @@ def cross_entropy_forward_resident(
         tl.store(m_ptr + row, m, mask=in_rows)
 
     # picked = max(where(column == target, z, -inf))
-    picked = row_max(
-        tl.where(in_columns, tl.where(column == target, z, float("-inf")), float("-inf"))
-    )
+    picked = row_max(tl.where(in_columns & (column == column_place(target)), z, float("-inf")))
     # others = sum(where(column == target, 0, exp(z - m)))
-    others = row_sum(tl.where(in_columns, tl.where(column == target, 0, tl.exp(z - m)), 0.0))
+    others = row_sum(tl.where(in_columns & (column != column_place(target)), exp(z - m), 0.0))
     if others_ptr is not None:
         tl.store(others_ptr + row, others, mask=in_rows)
 
-    # s = others + exp(picked - m)
-    s = others + tl.exp(picked - m)
+    s = others + exp(picked - m)
     if s_ptr is not None:
         tl.store(s_ptr + row, s, mask=in_rows)
 
@@ -186,10 +199,9 @@ def cross_entropy_forward_streaming(
 
         # others = sum(where(column == target, 0, exp(z - m)))
         others = rescale_exp_sum(others, top_before, top, m)
-        others += row_sum(tl.where(in_columns, tl.where(column == target, 0, tl.exp(z - m)), 0.0))
+        others += row_sum(tl.where(in_columns & (column != column_place(target)), exp(z - m), 0.0))
         picked_lanes = nan_maximum(
-            picked_lanes,
-            tl.where(in_columns, tl.where(column == target, z, float("-inf")), float("-inf")),
+            picked_lanes, tl.where(in_columns & (column == column_place(target)), z, float("-inf"))
         )
         mean_z_lanes += z
     if others_ptr is not None:
@@ -202,8 +214,7 @@ def cross_entropy_forward_streaming(
     if m_ptr is not None:
         tl.store(m_ptr + row, m, mask=in_rows)
 
-    # s = others + exp(picked - m)
-    s = others + tl.exp(picked - m)
+    s = others + exp(picked - m)
     if s_ptr is not None:
         tl.store(s_ptr + row, s, mask=in_rows)
 
@@ -272,13 +283,13 @@ def cross_entropy_backward_resident(
     # z = softcap * tanh(x / softcap) if capped else x
     z = softcap * tanh(x / softcap) if CAPPED else x
     r = 1 / s
-    # p = exp(z - m) * r
-    p = tl.exp(z - m) * r
+    p = exp(z - m) * r
     # g = where(target == ignore_index, 0, dloss)
     g = tl.where(target == ignore_index, 0, dloss)
     # slope = where(column == target, label_smoothing - others * r, p) - label_smoothing / N
     slope = (
-        tl.where(column == target, label_smoothing - others * r, p) - label_smoothing / n_columns
+        tl.where(column == column_place(target), label_smoothing - others * r, p)
+        - label_smoothing / n_columns
     )
     # from_lse = 2 * z_loss * g * lse + dlse
     from_lse = 2 * z_loss * g * lse
@@ -351,10 +362,9 @@ def cross_entropy_backward_streaming(
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         # z = softcap * tanh(x / softcap) if capped else x
         z = softcap * tanh(x / softcap) if CAPPED else x
-        # p = exp(z - m) * r
-        p = tl.exp(z - m) * r
+        p = exp(z - m) * r
         # slope = where(column == target, label_smoothing - others * r, p) - label_smoothing / N
-        slope = tl.where(column == target, slope_row, p) - label_smoothing / n_columns
+        slope = tl.where(column == column_place(target), slope_row, p) - label_smoothing / n_columns
         dz = g * slope + from_lse * p
         # dx = dz * (1 - (z / softcap) ** 2) if capped else dz
         dx = dz * (1 - (z / softcap) * (z / softcap)) if CAPPED else dz

@@ -64,6 +64,12 @@ def group_sum(
     return column_sum(total)
 
 
+@triton.jit
+def shared_column(column, width):
+    """column // width, where GPUs have no division of whole numbers: exact below 2 ** 20 columns."""
+    return ((column + 0.5) * (1.0 / width)).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["n_rows", "n_places", "weight_width", "bias_width", "eps"])
 def groupnorm_forward_resident(
     x_ptr,
@@ -97,13 +103,15 @@ def groupnorm_forward_resident(
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
     if weight_ptr is not None:
         weight = tl.load(
-            weight_ptr + place_index * weight_row_stride + column // weight_width,
+            weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
             mask=mask,
             other=1.0,
         ).to(COMPUTE)
     if bias_ptr is not None:
         bias = tl.load(
-            bias_ptr + place_index * bias_row_stride + column // bias_width, mask=mask, other=0.0
+            bias_ptr + place_index * bias_row_stride + shared_column(column, bias_width),
+            mask=mask,
+            other=0.0,
         ).to(COMPUTE)
     # mu = mean(x)
     mu = row_mean(x, n_columns)
@@ -191,17 +199,15 @@ def groupnorm_forward_streaming(
         ).to(COMPUTE)
         if weight_ptr is not None:
             weight = tl.load(
-                weight_ptr + place_index * weight_row_stride + column // weight_width,
+                weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
                 mask=mask,
                 other=1.0,
-                eviction_policy="evict_first",
             ).to(COMPUTE)
         if bias_ptr is not None:
             bias = tl.load(
-                bias_ptr + place_index * bias_row_stride + column // bias_width,
+                bias_ptr + place_index * bias_row_stride + shared_column(column, bias_width),
                 mask=mask,
                 other=0.0,
-                eviction_policy="evict_first",
             ).to(COMPUTE)
         # y = (x - mu) * rstd * weight + bias
         y = (x - mu) * rstd
@@ -244,7 +250,7 @@ def groupnorm_backward_resident(
     in_columns = column < n_columns
     if weight_ptr is not None:
         weight = tl.load(
-            weight_ptr + place_index * weight_row_stride + column // weight_width,
+            weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
             mask=in_columns,
             other=0.0,
         ).to(COMPUTE)
@@ -321,7 +327,7 @@ def groupnorm_backward_split_rows(
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         if weight_ptr is not None:
             weight = tl.load(
-                weight_ptr + place_index * weight_row_stride + column // weight_width,
+                weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
                 mask=mask,
                 other=1.0,
             ).to(COMPUTE)
@@ -374,7 +380,7 @@ def groupnorm_backward_split_columns(
     in_columns = column < n_columns
     if weight_ptr is not None:
         weight = tl.load(
-            weight_ptr + place_index * weight_row_stride + column // weight_width,
+            weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
             mask=in_columns,
             other=0.0,
         ).to(COMPUTE)

@@ -136,10 +136,7 @@ def head_rmsnorm_forward_streaming(
         ).to(COMPUTE)
         if weight_ptr is not None:
             weight = tl.load(
-                weight_ptr + place_index * weight_row_stride + column,
-                mask=mask,
-                other=1.0,
-                eviction_policy="evict_first",
+                weight_ptr + place_index * weight_row_stride + column, mask=mask, other=1.0
             ).to(COMPUTE)
         # y = x * rstd * weight
         y = x * rstd

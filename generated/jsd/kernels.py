@@ -16,6 +16,16 @@ def row_sum(values):
     return tl.sum(values, axis=1, keep_dims=True)
 
 
+@triton.jit
+def exp(x):
+    """e ** x by a power of 2, which takes half the instructions: below 2 ** -126 it is 0."""
+    if x.dtype == tl.float64:
+        power = tl.exp(x)
+    else:
+        power = tl.exp2(x * 1.4426950408889634)
+    return power
+
+
 @triton.jit(do_not_specialize=["n_rows", "beta"])
 def jsd_forward_resident(
     x_ptr,
@@ -46,10 +56,8 @@ def jsd_forward_resident(
     log_p = nan_minimum(target, 0)
     # log_q = minimum(x, 0)
     log_q = nan_minimum(x, 0)
-    # p = exp(log_p)
-    p = tl.exp(log_p)
-    # q = exp(log_q)
-    q = tl.exp(log_q)
+    p = exp(log_p)
+    q = exp(log_q)
     # mixed = log(beta * p + (1 - beta) * q)
     mixed = tl.log(beta * p + (1 - beta) * q)
     # log_m = where(beta == 0, log_q, where(beta == 1, log_p, mixed))
@@ -104,10 +112,8 @@ def jsd_forward_streaming(
         log_p = nan_minimum(target, 0)
         # log_q = minimum(x, 0)
         log_q = nan_minimum(x, 0)
-        # p = exp(log_p)
-        p = tl.exp(log_p)
-        # q = exp(log_q)
-        q = tl.exp(log_q)
+        p = exp(log_p)
+        q = exp(log_q)
         # mixed = log(beta * p + (1 - beta) * q)
         mixed = tl.log(beta * p + (1 - beta) * q)
         # log_m = where(beta == 0, log_q, where(beta == 1, log_p, mixed))
@@ -155,10 +161,8 @@ def jsd_backward_resident(
     log_p = nan_minimum(target, 0)
     # log_q = minimum(x, 0)
     log_q = nan_minimum(x, 0)
-    # p = exp(log_p)
-    p = tl.exp(log_p)
-    # q = exp(log_q)
-    q = tl.exp(log_q)
+    p = exp(log_p)
+    q = exp(log_q)
     # mixed = log(beta * p + (1 - beta) * q)
     mixed = tl.log(beta * p + (1 - beta) * q)
     # log_m = where(beta == 0, log_q, where(beta == 1, log_p, mixed))
@@ -211,10 +215,8 @@ def jsd_backward_streaming(
         log_p = nan_minimum(target, 0)
         # log_q = minimum(x, 0)
         log_q = nan_minimum(x, 0)
-        # p = exp(log_p)
-        p = tl.exp(log_p)
-        # q = exp(log_q)
-        q = tl.exp(log_q)
+        p = exp(log_p)
+        q = exp(log_q)
         # mixed = log(beta * p + (1 - beta) * q)
         mixed = tl.log(beta * p + (1 - beta) * q)
         # log_m = where(beta == 0, log_q, where(beta == 1, log_p, mixed))

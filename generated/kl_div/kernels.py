@@ -10,6 +10,16 @@ def row_sum(values):
     return tl.sum(values, axis=1, keep_dims=True)
 
 
+@triton.jit
+def exp(x):
+    """e ** x by a power of 2, which takes half the instructions: below 2 ** -126 it is 0."""
+    if x.dtype == tl.float64:
+        power = tl.exp(x)
+    else:
+        power = tl.exp2(x * 1.4426950408889634)
+    return power
+
+
 @triton.jit(do_not_specialize=["n_rows"])
 def kl_div_forward_resident(
     x_ptr,
@@ -35,11 +45,11 @@ def kl_div_forward_resident(
         COMPUTE
     )
     # t = exp(target) if log_target else target
-    t = tl.exp(target) if LOG_TARGET else target
+    t = exp(target) if LOG_TARGET else target
     # log_t = target if log_target else log(target)
     log_t = target if LOG_TARGET else tl.log(target)
     # loss = sum(where(t <= 0, 0, t * (log_t - x)))
-    loss = row_sum(tl.where(in_columns, tl.where(t <= 0, 0, t * (log_t - x)), 0.0))
+    loss = row_sum(tl.where(in_columns & ~(t <= 0), t * (log_t - x), 0.0))
     tl.store(loss_ptr + row, loss, mask=in_rows)
 
 
@@ -71,10 +81,10 @@ def kl_div_forward_streaming(
             COMPUTE
         )
         # t = exp(target) if log_target else target
-        t = tl.exp(target) if LOG_TARGET else target
+        t = exp(target) if LOG_TARGET else target
         # log_t = target if log_target else log(target)
         log_t = target if LOG_TARGET else tl.log(target)
-        loss_lanes += tl.where(in_columns, tl.where(t <= 0, 0, t * (log_t - x)), 0.0)
+        loss_lanes += tl.where(in_columns & ~(t <= 0), t * (log_t - x), 0.0)
     # loss = sum(where(t <= 0, 0, t * (log_t - x)))
     loss = row_sum(loss_lanes)
     tl.store(loss_ptr + row, loss, mask=in_rows)
@@ -105,7 +115,7 @@ def kl_div_backward_resident(
     )
     dloss = tl.load(dloss_ptr + row * dloss_row_stride, mask=in_rows, other=0.0).to(COMPUTE)
     # t = exp(target) if log_target else target
-    t = tl.exp(target) if LOG_TARGET else target
+    t = exp(target) if LOG_TARGET else target
     # dx = -dloss * where(t <= 0, 0, t)
     dx = -dloss * tl.where(t <= 0, 0, t)
     tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
@@ -139,7 +149,7 @@ def kl_div_backward_streaming(
             COMPUTE
         )
         # t = exp(target) if log_target else target
-        t = tl.exp(target) if LOG_TARGET else target
+        t = exp(target) if LOG_TARGET else target
         # dx = -dloss * where(t <= 0, 0, t)
         dx = neg_dloss * tl.where(t <= 0, 0, t)
         tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)

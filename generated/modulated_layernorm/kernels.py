@@ -185,17 +185,11 @@ def modulated_layernorm_forward_streaming(
         ).to(COMPUTE)
         if scale_ptr is not None:
             scale = tl.load(
-                scale_ptr + batch_index * scale_row_stride + column,
-                mask=mask,
-                other=0.0,
-                eviction_policy="evict_first",
+                scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
             ).to(COMPUTE)
         if shift_ptr is not None:
             shift = tl.load(
-                shift_ptr + batch_index * shift_row_stride + column,
-                mask=mask,
-                other=0.0,
-                eviction_policy="evict_first",
+                shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
             ).to(COMPUTE)
         # y = (x - mu) * rstd * (1 + scale) + shift
         y = (x - mu) * rstd

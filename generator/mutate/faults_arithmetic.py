@@ -303,7 +303,7 @@ def _guards_of_loads(op: OpText) -> Iterator[ast.expr]:
 def _online_not_rescaled(op: OpText) -> Iterator[Site]:
     for function in _merges(op):
         for node in function.arithmetic:
-            if isinstance(node.op, ast.Mult) and called(node.right) == "tl.exp":
+            if isinstance(node.op, ast.Mult) and called(node.right) == "exp":
                 yield site(op.kernels, node, op.kernels.atom(node.left))
 
 

@@ -33,10 +33,10 @@ Lane = float | bool | Unknown
 _NEUTRAL = {"row_max": -math.inf, "row_min": math.inf, "merge_exp_sum": -math.inf}
 _JOINS = {"nan_maximum": -math.inf, "nan_minimum": math.inf}
 _FUNCTIONS: Mapping[str, Callable[[float], float]] = {
-    "tl.exp": math.exp,
+    "exp": math.exp,
     "tl.abs": abs,
     "tl.sqrt": math.sqrt,
-    "tl.sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
 }
 _OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
