@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kgen.emit import Emitter, number, shape, through_float32
 from kgen.ir import (
@@ -24,6 +24,8 @@ from kgen.peel import Peeled, peel
 from kgen.schedule import Form, Kernel, Walk, served
 from kgen.spec import Element, Kind, Spec
 
+FIRST_OF_SPLIT = "tl.program_id(1) * BLOCK"
+"""The first column of a program that has one tile of columns."""
 _COMMENT = 88
 _STRIDED = (Role.INPUT, Role.UPSTREAM)
 
@@ -65,6 +67,8 @@ def kernel_body(spec: Spec, kernel: Kernel, several: bool) -> Body:
         return Body(writer.take(), (), frozenset(emitter.helpers))
     if kernel.form is Form.STREAMING:
         return _streaming(writer, emitter, kernel)
+    if kernel.form is Form.SPLIT_COLUMNS:
+        emitter.first_column = FIRST_OF_SPLIT
     return _groups(writer, emitter, kernel)
 
 
@@ -125,13 +129,16 @@ def _streaming(writer: _Writer, emitter: Emitter, kernel: Kernel) -> Body:
     for definition in kernel.before:
         writer.row_statement(definition)
     top = writer.take()
-    walks = tuple(_walk_text(writer, kernel.walks[at:]) for at in range(len(kernel.walks)))
-    if len(walks) > 1 and kernel.walks[-1].stores:
-        walks = (*walks[:-1], replace(walks[-1], backwards=True))
+    last = len(kernel.walks) - 1
+    turns = last > 0 and bool(kernel.walks[-1].stores)
+    walks = tuple(
+        _walk_text(writer, kernel.walks[at:], backwards=turns and at == last)
+        for at in range(len(kernel.walks))
+    )
     return Body(top, walks, frozenset(emitter.helpers))
 
 
-def _walk_text(writer: _Writer, walks: Sequence[Walk]) -> WalkText:
+def _walk_text(writer: _Writer, walks: Sequence[Walk], backwards: bool) -> WalkText:
     """The first of the walks that are left."""
     walk_ = walks[0]
     writer.forget_chunk()
@@ -145,6 +152,7 @@ def _walk_text(writer: _Writer, walks: Sequence[Walk]) -> WalkText:
         writer.start_reduction(reduction)
     before = writer.take()
 
+    writer.emitter.first_column = "last_start - back" if backwards else "start"
     writer.fetch(walks)
     for definition in walk_.definitions:
         writer.statement(definition, stores=walk_.stores)
@@ -165,7 +173,7 @@ def _walk_text(writer: _Writer, walks: Sequence[Walk]) -> WalkText:
         writer.end_reduction(reduction)
     for definition in walk_.after:
         writer.row_statement(definition)
-    return WalkText(before, inside, writer.take())
+    return WalkText(before, inside, writer.take(), backwards)
 
 
 @dataclass(slots=True)
@@ -344,6 +352,7 @@ class _Writer:
                 wanted.update(names_in(definition.term))
         self.line("# Sums about a mean of the row's own lose no digits to cancellation.")
         self.line("column = tl.arange(0, BLOCK)[None, :]")
+        self.emitter.first_column = "0"
         self.line("in_columns = column < n_columns")
         self.line("mask = in_rows & in_columns")
         for variable in self.program.variables:

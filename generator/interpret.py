@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from kgen.errors import KgenError, Problem
 from kgen.ir import Literal, Op, Program, Ref, Term
-from kgen.philox import random_at
+from kgen.philox import random
 from kgen.spec import OUTPUT_DTYPES, Element, Kind
 from torch import Tensor
 
@@ -70,8 +70,8 @@ class Scope:
         if term.op in _REDUCTIONS:
             return _REDUCTIONS[term.op](arguments[0].to(dtype).expand(self.shape))
         if term.op == "random":
-            seed, row, column = arguments
-            return random_at(int(seed), row * self.shape[1] + column).to(dtype)
+            seed, row, _ = arguments
+            return random(int(seed), torch.empty(self.shape, device=row.device)).to(dtype)
         if term.op in _CHOICES:
             return _CHOICES[term.op](arguments)
         if term.op == "where":

@@ -85,6 +85,8 @@ FLOAT_FUNCTIONS = (
 """Functions that take floats and give floats, whatever they are given."""
 RANDOM_ROUNDS = 7
 """Rounds of Philox for a random number: the fewest that pass BigCrush in Salmon and others 2011."""
+RANDOM_WORDS = 4
+"""Random numbers that one call of Philox gives: those of neighbouring columns."""
 BUILTINS = {
     "N": Type(Kind.SCALAR, Element.INT),
     "row": Type(Kind.PER_ROW, Element.INT),
@@ -222,12 +224,17 @@ def names_in(term: Term) -> tuple[str, ...]:
     return tuple(dict.fromkeys(t.name for t in walk(term) if isinstance(t, Ref)))
 
 
+def drawn_in(term: Term) -> list[Op]:
+    """The random numbers in a term."""
+    return [t for t in walk(term) if isinstance(t, Op) and t.op == "random"]
+
+
 def seeds_in(program: Program) -> set[str]:
     """The names that seeds of random numbers are made of."""
     found: set[str] = set()
     for definition in reversed(program.definitions):
-        drawn = [t for t in walk(definition.term) if isinstance(t, Op) and t.op == "random"]
-        terms = [definition.term] if definition.name in found else [t.arguments[0] for t in drawn]
+        drawn = [t.arguments[0] for t in drawn_in(definition.term)]
+        terms = [definition.term] if definition.name in found else drawn
         found.update(name for term in terms for name in names_in(term))
     return found
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from kgen.ir import (
+    RANDOM_WORDS,
     Define,
     Op,
     Program,
@@ -15,6 +16,7 @@ from kgen.ir import (
     Term,
     Type,
     Variable,
+    drawn_in,
     is_reduction,
     names_in,
     needed,
@@ -138,6 +140,12 @@ class OpSchedule:
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel that walks rows, in the order of the file."""
         return (*self.forward, *(kernel for each in self.passes for kernel in each.kernels))
+
+    @property
+    def least_block(self) -> int:
+        """The fewest columns of a tile: of random numbers, four are drawn together."""
+        definitions = (d for kernel in self.kernels for d in kernel.program.definitions)
+        return RANDOM_WORDS if any(drawn_in(d.term) for d in definitions) else 1
 
     def sum_groups(self, each: Pass) -> str | None:
         """The kernel that adds the groups' column sums of a pass, if it has any.

@@ -156,7 +156,7 @@ def boundaries(plan: OpSchedule, direction: str, compute_bytes: int) -> tuple[in
 
 def launch(plan: OpSchedule, direction: str, columns: int, compute_bytes: int) -> Launch:
     """What a direction runs for rows of ``columns`` columns."""
-    block = 1 << (columns - 1).bit_length()
+    block = max(plan.least_block, 1 << (columns - 1).bit_length())
     words = block * compute_bytes // 4
     kernels, tiles = _kernels(plan, direction), tile_rule(plan)[direction]
     long = tuple(k for k in kernels if not k.is_whole)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from kgen.body import Body, kernel_body
+from kgen.body import FIRST_OF_SPLIT, Body, kernel_body
 from kgen.emit import helper_sources
 from kgen.ir import Program, Role, Variable, seeds_in
 from kgen.merging import MergeKind
@@ -126,7 +126,7 @@ def _kernel_view(spec: Spec, kernel: Kernel, several: bool) -> KernelView:
         summary=_summary(kernel),
         unspecialized=f"[{unspecialized}]",
         parameters="\n".join(f"{p}," for p in _parameters(kernel)),
-        first_column="tl.program_id(1) * BLOCK + " if kernel.form is Form.SPLIT_COLUMNS else "",
+        first_column=f"{FIRST_OF_SPLIT} + " if kernel.form is Form.SPLIT_COLUMNS else "",
         rows=_rows(kernel),
         body=kernel_body(spec, kernel, several),
     )

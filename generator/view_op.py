@@ -106,6 +106,7 @@ class OpView:
     has_sums: bool
     forward_constants: str
     forward_kernels: str
+    block: str
     forward_plan: str
     few_tiles: int
     launch_names: str
@@ -208,6 +209,7 @@ def op_view(plan: OpSchedule) -> OpView:
         has_sums=writer.has_sums,
         forward_constants=plan_constants("forward", forward, False),
         forward_kernels=kernel_choice(f"{spec.op}_forward", forward, True),
+        block=_block(plan),
         forward_plan=plan_text("forward", forward, False),
         forward_tiles=tiles_text(forward.whole, False),
         few_tiles=FEW_TILES,
@@ -479,6 +481,12 @@ class _Wrapper:
         """An input of an output's shape, and of its dtype if there is one."""
         inputs = (i for i in self.spec.inputs if i.kind is Kind.MATRIX and i.absent is None)
         return next((i.name for i in inputs if i.name == output.dtype), self.first)
+
+
+def _block(plan: OpSchedule) -> str:
+    """The columns of a tile that holds a row."""
+    padded = "triton.next_power_of_2(n_columns)"
+    return padded if plan.least_block == 1 else f"max({plan.least_block}, {padded})"
 
 
 def _takes(param: Param) -> str:

@@ -128,10 +128,15 @@ def test_the_kinds_that_no_shipped_op_has_are_found_elsewhere():
     ]
     drawn = changes("dropout_rmsnorm", "random-elsewhere", "forward_resident")
     assert [change.split(" -> ")[1] for change in drawn] == [
-        "tl.rand(seed, row, n_rounds=7)",
-        "tl.rand(seed, column, n_rounds=7)",
-        "tl.rand(0, row * n_columns + column, n_rounds=7)",
+        "random_tile(0, row, 0, n_columns, BLOCK)",
+        "random_tile(seed, row * 0, 0, n_columns, BLOCK)",
     ]
+    drawn = changes("dropout_rmsnorm", "random-elsewhere", "split_columns")
+    assert drawn[-1].endswith(" -> random_tile(seed, row, 0, n_columns, BLOCK)")
+    assert [
+        change.split(" -> ")[1]
+        for change in changes("dropout_rmsnorm", "random-elsewhere", "random_tile")
+    ] == ["tl.randint4x(seed, place - four, n_rounds=7)"]
     assert any(
         "2 * " in change and " 4 * " in change for change in changes("llama", "factor-changed")
     )

@@ -16,9 +16,11 @@ from kgen.build import render_op
 from kgen.formulas import text
 from kgen.interpret import run
 from kgen.ir import RANDOM_ROUNDS, seeds_in
+from kgen.load import load_text
 from kgen.lower import lower
 from kgen.philox import random, random_at
 from kgen.schedule import schedule
+from kgen.spec import Spec
 from kgen.view import kernels_view
 from small_op import shipped, small_op
 
@@ -31,7 +33,11 @@ SEED = {"seed": "{type: int, default: 0}"}
 def draw(out_ptr, seed: tl.int64, start, N_ROUNDS: tl.constexpr, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
     place = start + lane.to(tl.int64)
-    tl.store(out_ptr + lane, tl.rand(seed, place, n_rounds=N_ROUNDS))
+    first, second, third, fourth = tl.rand4x(seed, place, n_rounds=N_ROUNDS)
+    tl.store(out_ptr + 4 * lane, first)
+    tl.store(out_ptr + 4 * lane + 1, second)
+    tl.store(out_ptr + 4 * lane + 2, third)
+    tl.store(out_ptr + 4 * lane + 3, fourth)
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +47,67 @@ def device() -> str:
     return "cuda" if isinstance(draw, triton.JITFunction) else "cpu"
 
 
-@pytest.fixture(scope="module")
-def op(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The wrapper of an op that draws random numbers."""
-    folder = tmp_path_factory.mktemp("random")
-    for path, source in render_op(shipped("dropout_rmsnorm").spec).items():
+DRAWN = """
+op: drawn
+summary: The numbers themselves, through every kernel that draws some.
+source: a test
+inputs:
+  x: matrix
+  weight: {kind: per_column, absent: 1}
+params:
+  seed: {type: int, default: 0}
+outputs:
+  y: {dtype: x}
+forward: |
+  drawn = random(seed)
+  center = mean(drawn + x)
+  y = where(center >= 0, drawn + x, 0) * weight
+backward: |
+  again = random(seed)
+  dx = where(mean(dy * again) >= 0, dy * again, 0)
+  dweight = sum_rows(dy * again)
+reference: |
+  y = random(seed, x) + 0 * x
+  return y if weight is None else y * weight
+tuning:
+  forward:
+    2048: {schedule: reload, rows: 1, warps: 4}
+    4096: {schedule: streaming}
+    streaming: {block: 1024, warps: 4}
+  backward:
+    2048: {schedule: reload, rows: 1, warps: 4}
+    4096: {schedule: split}
+    streaming: {block: 1024, warps: 4}
+    split: {block: 512, rows: 2, warps: 4}
+"""
+
+
+def wrapper(spec: Spec, folder: Path) -> ModuleType:
+    """The wrapper of an op, built there."""
+    for path, source in render_op(spec).items():
         target = folder / "kgen_random" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(source, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        return importlib.import_module("kgen_random.dropout_rmsnorm.op")
+        return importlib.import_module(f"kgen_random.{spec.op}.op")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("random")
+
+
+@pytest.fixture(scope="module")
+def op(folder: Path) -> ModuleType:
+    """The wrapper of an op that draws random numbers."""
+    return wrapper(shipped("dropout_rmsnorm").spec, folder)
+
+
+@pytest.fixture(scope="module")
+def drawn_op(folder: Path) -> ModuleType:
+    """The wrapper of an op that gives the numbers it draws."""
+    return wrapper(load_text(DRAWN, "specs/drawn.yaml"), folder)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -59,19 +115,46 @@ def op(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 def test_triton_and_pytorch_draw_the_same(
     seed: int, start: int, device: str, op: ModuleType
 ) -> None:
-    drawn = torch.empty(256, device=device)
+    drawn = torch.empty(256, 4, device=device)
     draw[(1,)](drawn, seed, start, N_ROUNDS=RANDOM_ROUNDS, BLOCK=256)
     place = torch.arange(start, start + 256, device=device)
     for function in (random_at, op.random_at):
         assert torch.equal(function(seed, place), drawn)
     assert drawn.min() >= 0 and drawn.max() < 1
-    assert len(drawn.unique()) > 250
+    assert len(drawn.unique()) > 1000
 
 
 def test_the_published_numbers() -> None:
-    """The first word of philox4x32-7 for zeros, in the test vectors of Random123."""
-    word = torch.tensor([0x5F6FB709], dtype=torch.float32)
-    assert torch.equal(random_at(0, torch.tensor([0])), word * 4.6566127342e-10)
+    """Philox4x32-7 for zeros, in the test vectors of Random123."""
+    words = torch.tensor([0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48], dtype=torch.float32)
+    assert torch.equal(random_at(0, torch.tensor(0)), words * 4.6566127342e-10)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (3, 2), (3, 3), (3, 4), (2, 3, 5), (0, 7), (7,)])
+def test_four_neighbours_share_a_place_and_each_row_begins_at_one(shape: tuple[int, ...]) -> None:
+    n_columns = shape[-1]
+    found = random(11, torch.empty(shape)).reshape(-1, n_columns)
+    n_fours = -(-n_columns // 4)
+    for row, numbers in enumerate(found):
+        for column, number in enumerate(numbers):
+            place = torch.tensor(row * n_fours + column // 4)
+            assert number == random_at(11, place)[column % 4]
+
+
+def test_numbers_are_uniform_and_know_nothing_of_their_neighbours() -> None:
+    """Six standard deviations of what 2 ** 20 independent numbers give; the seed is fixed."""
+    numbers = random(5, torch.empty(1024, 1024, dtype=torch.float64))
+    bound = 6 / 1024
+    assert abs(numbers.mean() - 0.5) < bound * 12**-0.5
+    assert abs((numbers**2).mean() - 1 / 3) < bound * (4 / 45) ** 0.5
+    counts = torch.histc(numbers, 16, 0.0, 1.0)
+    assert (counts - 2**16).abs().max() < 6 * 2**8
+    centered = (numbers - 0.5) * 12**0.5
+    other = (random(6, numbers) - 0.5) * 12**0.5
+    for apart in (1, 2, 3, 4, 5):
+        assert abs((centered[:, apart:] * centered[:, :-apart]).mean()) < bound * 1.01
+    assert abs((centered[1:] * centered[:-1]).mean()) < bound * 1.01
+    assert abs((centered * other).mean()) < bound
 
 
 def test_the_wrapper_carries_the_text_of_the_functions(op: ModuleType) -> None:
@@ -101,6 +184,43 @@ def test_a_kernel_draws_what_the_reference_draws(seed: int, op: ModuleType, devi
     torch.testing.assert_close(found, expected)
     share = (found == 0).double().mean().item()
     assert 0.4 < share < 0.6
+
+
+@pytest.mark.parametrize("seed", [2**31 + 5, -(2**40)])
+@pytest.mark.parametrize(
+    ("n_rows", "n_columns", "forward", "backward"),
+    [
+        (5, 1, "resident", "resident"),
+        (5, 2, "resident", "resident"),
+        (5, 3, "resident", "resident"),
+        (5, 4, "resident", "resident"),
+        (5, 5, "resident", "resident"),
+        (40, 7, "resident", "resident"),
+        (5, 257, "resident", "resident"),
+        (3, 1501, "reload", "reload"),
+        (3, 2051, "streaming", "split"),
+    ],
+)
+def test_every_kernel_draws_the_same_numbers_to_the_bit(
+    n_rows: int,
+    n_columns: int,
+    forward: str,
+    backward: str,
+    seed: int,
+    drawn_op: ModuleType,
+    device: str,
+) -> None:
+    x = torch.zeros(n_rows, n_columns, device=device, requires_grad=True)
+    weight = torch.ones(n_columns, device=device, requires_grad=True)
+    expected = random(seed, x)
+    drawn_op.calls.clear()
+    y = drawn_op.drawn(x, weight, seed=seed)
+    y.backward(torch.ones_like(y))
+    assert drawn_op.calls[f"forward.{forward}"] == drawn_op.calls[f"backward.{backward}"] == 1
+    assert x.grad is not None and weight.grad is not None
+    assert torch.equal(y, expected)
+    assert torch.equal(x.grad, expected)
+    torch.testing.assert_close(weight.grad, expected.sum(0))
 
 
 def test_a_seed_is_64_bits_wide_and_run_time() -> None:
@@ -144,7 +264,7 @@ def test_other_seeds_give_other_numbers() -> None:
 def test_padding_lanes_do_not_count() -> None:
     row_op = small_op("y = x - mean(random(seed))", params=SEED)
     first, _ = kernels_view(schedule(row_op)).kernels
-    drawn = "tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE)"
+    drawn = "random_tile(seed, row, 0, n_columns, BLOCK).to(COMPUTE)"
     assert f"row_mean(tl.where(in_columns, {drawn}, 0.0), n_columns)" in first.body.top
 
 

@@ -34,8 +34,12 @@ from small_op import ROOT, shipped, small_op
 ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
 SIZES = sorted({max(1, 2**power + step) for power in range(19) for step in (-1, 0, 1)})
 # Column sums with and without a first kernel, no column sums, many matrices, one walk or several;
-# rows that are read again forward, backward, in both, and by groups.
-WRAPPERS = ["layernorm", "dyt", "softmax", "gated_rmsnorm", "rmsnorm", "rmsnorm_twice", "logsumexp"]
+# rows that are read again forward, backward, in both, and by groups; tiles of at
+# least four columns.
+WRAPPERS = [
+    *("layernorm", "dyt", "softmax", "gated_rmsnorm", "rmsnorm", "rmsnorm_twice", "logsumexp"),
+    "dropout_rmsnorm",
+]
 
 
 def plan_of(name: str) -> OpSchedule:

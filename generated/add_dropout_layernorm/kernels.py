@@ -64,6 +64,16 @@ def group_sum(
     return column_sum(total)
 
 
+@triton.jit
+def random_tile(seed, row, first_column, n_columns, BLOCK: tl.constexpr):
+    """Uniform numbers in [0, 1): four neighbouring columns share one call of Philox."""
+    four = first_column // 4 + tl.arange(0, BLOCK // 4)[None, :]
+    place = row * tl.cdiv(n_columns, 4) + four
+    first, second, third, fourth = tl.randint4x(seed, place, n_rounds=7)
+    words = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return tl.uint_to_uniform_float(words.reshape(row.shape[0], BLOCK))
+
+
 @triton.jit(do_not_specialize=["n_rows", "rate", "seed", "eps"])
 def add_dropout_layernorm_forward_resident(
     x_ptr,
@@ -99,7 +109,7 @@ def add_dropout_layernorm_forward_resident(
         COMPUTE
     )
     # kept = random(seed) >= rate
-    kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
+    kept = random_tile(seed, row, 0, n_columns, BLOCK).to(COMPUTE) >= rate
     # added = where(kept, x / (1 - rate), 0) + residual
     added = tl.where(kept, x / (1 - rate), 0) + residual
     # mu = mean(added)
@@ -164,7 +174,7 @@ def add_dropout_layernorm_forward_streaming(
         COMPUTE
     )
     # kept = random(seed) >= rate
-    kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
+    kept = random_tile(seed, row, 0, n_columns, BLOCK).to(COMPUTE) >= rate
     # added = where(kept, x / (1 - rate), 0) + residual
     added = tl.where(kept, x / (1 - rate), 0) + residual
     mu_pivot = row_mean(added, tl.minimum(n_columns, BLOCK))
@@ -184,7 +194,7 @@ def add_dropout_layernorm_forward_streaming(
             eviction_policy="evict_last",
         ).to(COMPUTE)
         # kept = random(seed) >= rate
-        kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
+        kept = random_tile(seed, row, start, n_columns, BLOCK).to(COMPUTE) >= rate
         # added = where(kept, x / (1 - rate), 0) + residual
         added = tl.where(kept, x / (1 - rate), 0) + residual
         h = added
@@ -220,7 +230,7 @@ def add_dropout_layernorm_forward_streaming(
             eviction_policy="evict_first",
         ).to(COMPUTE)
         # kept = random(seed) >= rate
-        kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
+        kept = random_tile(seed, row, last_start - back, n_columns, BLOCK).to(COMPUTE) >= rate
         # added = where(kept, x / (1 - rate), 0) + residual
         added = tl.where(kept, x / (1 - rate), 0) + residual
         # y = (added - mu) * rstd * weight + bias
@@ -288,7 +298,7 @@ def add_dropout_layernorm_backward_resident(
         if dh_ptr is not None:
             dh = tl.load(dh_ptr + row * dh_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         # kept = random(seed) >= rate
-        kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
+        kept = random_tile(seed, row, 0, n_columns, BLOCK).to(COMPUTE) >= rate
         # added = where(kept, x / (1 - rate), 0) + residual
         added = tl.where(kept, x / (1 - rate), 0) + residual
         hhat = (added - mu) * rstd
@@ -369,7 +379,7 @@ def add_dropout_layernorm_backward_split_rows(
         else:
             dy = tl.full((ROWS, BLOCK), 0.0, COMPUTE)
         # kept = random(seed) >= rate
-        kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
+        kept = random_tile(seed, row, start, n_columns, BLOCK).to(COMPUTE) >= rate
         # added = where(kept, x / (1 - rate), 0) + residual
         added = tl.where(kept, x / (1 - rate), 0) + residual
         hhat = (added - mu) * rstd
@@ -445,7 +455,9 @@ def add_dropout_layernorm_backward_split_columns(
         mean_g = tl.load(mean_g_ptr + row, mask=in_rows, other=0.0)
         mean_g_hhat = tl.load(mean_g_hhat_ptr + row, mask=in_rows, other=0.0)
         # kept = random(seed) >= rate
-        kept = tl.rand(seed, row * n_columns + column, n_rounds=7).to(COMPUTE) >= rate
+        kept = (
+            random_tile(seed, row, tl.program_id(1) * BLOCK, n_columns, BLOCK).to(COMPUTE) >= rate
+        )
         # added = where(kept, x / (1 - rate), 0) + residual
         added = tl.where(kept, x / (1 - rate), 0) + residual
         hhat = (added - mu) * rstd

@@ -267,12 +267,15 @@ def _cast_missing(op: OpText) -> Iterator[Site]:
 
 @kind("random-elsewhere", "rows or columns share their random numbers, or the seed takes no part")
 def _random_elsewhere(op: OpText) -> Iterator[Site]:
-    for function in op.launched:
-        for call in function.calls_of("tl.rand"):
-            seed, place = call.args
-            for part in ("row", "column"):
-                yield site(op.kernels, place, part, call)
+    for function in op.functions:
+        for call in function.calls_of("random_tile"):
+            seed, row, first_column, *_ = call.args
             yield site(op.kernels, seed, "0", call)
+            yield site(op.kernels, row, "row * 0", call)
+            if not isinstance(first_column, ast.Constant):
+                yield site(op.kernels, first_column, "0", call)
+        for call in function.calls_of("tl.randint4x"):
+            yield site(op.kernels, call.args[1], "place - four", call)
 
 
 @kind("absence-ignored", "an optional tensor is read although it was not given")

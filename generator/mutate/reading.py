@@ -145,7 +145,7 @@ def _kind_of_call(node: ast.Call, known: Mapping[str, Holds]) -> Holds:
         mask = keyword(node, "mask")
         used = names_in(mask) if mask is not None else set()
         return "row" if used == {"in_rows"} else "column" if used == {"in_columns"} else "matrix"
-    if name == "tl.rand":
+    if name == "random_tile":
         return "matrix"
     axis = reduction_axis(node)
     if axis is not None:
