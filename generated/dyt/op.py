@@ -319,17 +319,17 @@ def _backward(
     dalpha_partial = dalpha
     if dalpha is not None and launches.n_groups > 1:
         dalpha_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     dweight_partial = dweight
     if dweight is not None and launches.n_groups > 1:
         dweight_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     dbias_partial = dbias
     if dbias is not None and launches.n_groups > 1:
         dbias_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     launches.main((x, alpha, weight, dy, dx, dalpha_partial, dweight_partial, dbias_partial))
     if launches.sums is not None:

@@ -354,12 +354,12 @@ def _backward(
     dweight_partial = dweight
     if dweight is not None and launches.n_groups > 1:
         dweight_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     dbias_partial = dbias
     if dbias is not None and launches.n_groups > 1:
         dbias_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     mean_g = None
     mean_g_xhat = None

@@ -319,7 +319,7 @@ def _backward(
     dweight_partial = dweight
     if dweight is not None and launches.n_groups > 1:
         dweight_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     mean_g_xhat = None
     if launches.rows is not None and dx is not None:

@@ -327,12 +327,12 @@ def _backward(
     dscale_partial = dscale
     if dscale is not None and launches.n_splits > 1:
         dscale_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     dshift_partial = dshift
     if dshift is not None and launches.n_splits > 1:
         dshift_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     mean_g = None
     mean_g_xhat = None

@@ -393,22 +393,22 @@ def _backward(
     dcubic_partial = dcubic
     if dcubic is not None and launches.n_groups > 1:
         dcubic_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     dsquare_partial = dsquare
     if dsquare is not None and launches.n_groups > 1:
         dsquare_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     dlinear_partial = dlinear
     if dlinear is not None and launches.n_groups > 1:
         dlinear_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     dbias_partial = dbias
     if dbias is not None and launches.n_groups > 1:
         dbias_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     mean_dy_p1 = None
     mean_dy_p2 = None

@@ -303,7 +303,7 @@ def _backward(
     dgain_partial = dgain
     if dgain is not None and launches.n_groups > 1:
         dgain_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
+            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
         )
     sum_g_xhat = None
     if launches.rows is not None and dx is not None:
