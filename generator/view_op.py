@@ -281,8 +281,7 @@ class _Wrapper:
         text.append(f"from typing import {join(names)}")
         if any(p.element is Element.FLOAT for p in self.spec.params):
             text.insert(0, "import sys")
-        checks = lines(_param_check(p) for p in self.spec.params)
-        if re.search(r"\bmath\.", self.spec.reference + checks):
+        if re.search(r"\bmath\.", self.spec.reference):
             text.insert(0, "import math")
         return lines(text)
 
@@ -506,8 +505,8 @@ def _param_check(param: Param) -> str:
         least = -_INT64 if low is None else int(low)
         most = _INT64 - 1 if high is None else int(high)
         return f'{name} = _check_int("{name}", {name}, "{_takes(param)}", {least}, {most})'
-    least_text = "-math.inf" if low is None else repr(float(low))
-    most_text = "math.inf" if high is None else repr(float(high))
+    least_text = "-MAX_FLOAT" if low is None else repr(float(low))
+    most_text = "MAX_FLOAT" if high is None else repr(float(high))
     bounds = f"{least_text}, {most_text}"
     return f'{name} = _check_float("{name}", {name}, "{_takes(param)}", {bounds})'
 
