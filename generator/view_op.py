@@ -135,6 +135,7 @@ class OpView:
     problem_parameters: str
     layouts: str
     outputs: str
+    saves_rows: bool
     forward_results: str
     outputs_alone: str
     forward_returns: str
@@ -244,6 +245,7 @@ def op_view(plan: OpSchedule) -> OpView:
         problem_parameters=lines(f"{annotated(i)}," for i in spec.inputs),
         layouts=writer.layouts(),
         outputs=join(o.name for o in spec.outputs),
+        saves_rows=bool(writer.saved_names),
         forward_results=writer.forward_results(),
         outputs_alone=writer.outputs_alone(),
         forward_returns=writer.forward_returns(),
@@ -461,7 +463,7 @@ class _Wrapper:
     def forward_allocations(self) -> str:
         text = [self._output_allocation(output) for output in self.spec.outputs]
         for name in self.saved_names:
-            empty = "torch.empty(call.n_rows, dtype=call.compute, device=call.device)"
+            empty = empty_like("call.row_values")
             text += [f"{name} = None", "if call.is_differentiated:", f"    {name} = {empty}"]
         return lines(text)
 

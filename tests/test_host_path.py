@@ -6,7 +6,7 @@ import importlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import triton
 from kgen.testing.interpreter import repair
 from small_op import ROOT
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right
 
 Tensors = list[torch.Tensor | None]
@@ -542,3 +543,36 @@ def test_the_current_stream_is_launched_in(module: Callable[[str], ModuleType]) 
             found = op.rmsnorm(x * 2)
     side.synchronize()
     assert torch.equal(found, expected)
+
+
+def under_a_fake_mode(op: ModuleType, leaf: torch.Tensor) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        op.rmsnorm(leaf)
+
+
+def under_a_transform(op: ModuleType, leaf: torch.Tensor) -> None:
+    torch.func.grad(lambda v: (op.rmsnorm(leaf) * v).sum())(leaf.detach())
+
+
+def in_inference_mode(op: ModuleType, leaf: torch.Tensor) -> None:
+    with torch.inference_mode():
+        op.rmsnorm(leaf)
+    op.rmsnorm(leaf.detach())
+
+
+@pytest.mark.parametrize("first", [under_a_fake_mode, under_a_transform, in_inference_mode])
+def test_nothing_is_kept_of_a_call_whose_tensors_were_others(
+    module: Callable[[str], ModuleType], first: Callable[[ModuleType, torch.Tensor], None]
+) -> None:
+    op = module("rmsnorm")
+    leaf = draw((40, 32), "plain", torch.float32, device_of(op)).requires_grad_()
+    weight = draw((32,), "plain", torch.float32, device_of(op)).requires_grad_()
+    expected = torch.autograd.grad(op.rmsnorm(leaf, weight).sum(), (leaf, weight))
+    (alone,) = torch.autograd.grad(op.rmsnorm(leaf).sum(), leaf)
+    op._remembered.clear()
+    with suppress(Exception):
+        first(op, leaf)
+    for _ in range(2):
+        found = torch.autograd.grad(op.rmsnorm(leaf, weight).sum(), (leaf, weight))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert torch.equal(torch.autograd.grad(op.rmsnorm(leaf).sum(), leaf)[0], alone)

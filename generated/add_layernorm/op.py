@@ -281,6 +281,10 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, residual, weight, bias)
         self.is_differentiated = _is_differentiated(x, residual, weight, bias)
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x, residual)
         self.backward: dict[object, Launches] = {}
 
@@ -298,10 +302,10 @@ def _forward(
     h = torch.empty_like(residual, memory_format=torch.contiguous_format)
     mu = None
     if call.is_differentiated:
-        mu = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        mu = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     rstd = None
     if call.is_differentiated:
-        rstd = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        rstd = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return y, h, mu, rstd
 
@@ -393,14 +397,10 @@ def _backward(
 
     dweight_partial = dweight
     if dweight is not None and launches.n_groups > 1:
-        dweight_partial = torch.empty(
-            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
-        )
+        dweight_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     dbias_partial = dbias
     if dbias is not None and launches.n_groups > 1:
-        dbias_partial = torch.empty(
-            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
-        )
+        dbias_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     mean_g = None
     mean_g_hhat = None
     if launches.rows is not None:
@@ -531,6 +531,7 @@ def _plan_backward(
         sums=all_sums,
         n_sums=n_sums,
         n_groups=n_groups,
+        partial=torch.empty((), dtype=compute, device=device).expand(n_groups, n_columns),
     )
 
 

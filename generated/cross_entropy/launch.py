@@ -65,8 +65,11 @@ def are_hooked() -> bool:
 
 
 def remember(remembered: dict[Any, Value], key: tuple[object, ...], value: Value) -> Value:
-    """Keeps what was worked out for later calls with the same key, unless part of it is unknown."""
-    if UNKNOWN not in key:
+    """Keeps what was worked out for later calls with the same key, unless part of it is unknown.
+
+    Nor is it kept where tensors are made into something else, which it then holds one of.
+    """
+    if UNKNOWN not in key and facts(torch.empty(0)) is not UNKNOWN:
         if len(remembered) >= MOST_REMEMBERED:
             remembered.clear()
         remembered[key] = value
@@ -151,6 +154,7 @@ class Launches(NamedTuple):
     ``rows`` works out the row values that ``main`` needs where rows are split among programs. Each
     of ``n_groups`` groups of rows leaves partial column sums, those of one part of the matrix in
     ``n_splits`` groups; ``sums`` and ``part_sums`` add them up, where there is more than one.
+    ``partial`` is what room for those sums is allocated like, and stores one element.
     """
 
     path: str
@@ -161,3 +165,4 @@ class Launches(NamedTuple):
     n_sums: int = 0
     n_groups: int = 1
     n_splits: int = 1
+    partial: Any = None

@@ -266,6 +266,10 @@ class _Call:
         self.compute = _compute_dtype(x)
         self.is_differentiated = _is_differentiated(x)
         self.capped = capped
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x, target)
         self.backward: dict[object, Launches] = {}
 
@@ -286,13 +290,13 @@ def _forward(
     lse = torch.empty(call.shape[:-1], dtype=call.compute, device=call.device)
     m = None
     if call.is_differentiated:
-        m = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        m = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     others = None
     if call.is_differentiated:
-        others = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        others = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     s = None
     if call.is_differentiated:
-        s = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        s = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return loss, lse, m, others, s
 

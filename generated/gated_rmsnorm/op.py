@@ -271,6 +271,10 @@ class _Call:
         self.compute = _compute_dtype(x, z, weight)
         self.is_differentiated = _is_differentiated(x, z, weight)
         self.norm_before_gate = norm_before_gate
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x, z)
         self.backward: dict[object, Launches] = {}
 
@@ -286,7 +290,7 @@ def _forward(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     rstd = None
     if call.is_differentiated:
-        rstd = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        rstd = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return y, rstd
 
@@ -359,9 +363,7 @@ def _backward(
 
     dweight_partial = dweight
     if dweight is not None and launches.n_groups > 1:
-        dweight_partial = torch.empty(
-            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
-        )
+        dweight_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     mean_g_hhat = None
     if launches.rows is not None:
         mean_g_hhat = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
@@ -465,6 +467,7 @@ def _plan_backward(
         sums=all_sums,
         n_sums=n_sums,
         n_groups=n_groups,
+        partial=torch.empty((), dtype=compute, device=device).expand(n_groups, n_columns),
     )
 
 

@@ -192,6 +192,10 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x)
         self.is_differentiated = _is_differentiated(x)
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x)
         self.backward: dict[object, Launches] = {}
 
@@ -205,10 +209,10 @@ def _forward(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     length = None
     if call.is_differentiated:
-        length = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        length = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     r = None
     if call.is_differentiated:
-        r = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        r = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return y, length, r
 

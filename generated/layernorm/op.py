@@ -261,6 +261,10 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, weight, bias)
         self.is_differentiated = _is_differentiated(x, weight, bias)
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x)
         self.backward: dict[object, Launches] = {}
 
@@ -276,10 +280,10 @@ def _forward(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     mu = None
     if call.is_differentiated:
-        mu = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        mu = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     rstd = None
     if call.is_differentiated:
-        rstd = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        rstd = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return y, mu, rstd
 
@@ -353,14 +357,10 @@ def _backward(
 
     dweight_partial = dweight
     if dweight is not None and launches.n_groups > 1:
-        dweight_partial = torch.empty(
-            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
-        )
+        dweight_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     dbias_partial = dbias
     if dbias is not None and launches.n_groups > 1:
-        dbias_partial = torch.empty(
-            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
-        )
+        dbias_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     mean_g = None
     mean_g_xhat = None
     if launches.rows is not None and dx is not None:
@@ -461,6 +461,7 @@ def _plan_backward(
         sums=all_sums,
         n_sums=n_sums,
         n_groups=n_groups,
+        partial=torch.empty((), dtype=compute, device=device).expand(n_groups, n_columns),
     )
 
 

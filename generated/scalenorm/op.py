@@ -215,6 +215,10 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, gain)
         self.is_differentiated = _is_differentiated(x, gain)
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x)
         self.backward: dict[object, Launches] = {}
 
@@ -229,10 +233,10 @@ def _forward(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     length = None
     if call.is_differentiated:
-        length = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        length = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     r = None
     if call.is_differentiated:
-        r = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        r = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return y, length, r
 
@@ -302,9 +306,7 @@ def _backward(
 
     dgain_partial = dgain
     if dgain is not None and launches.n_groups > 1:
-        dgain_partial = torch.empty(
-            launches.n_groups, call.n_columns, dtype=call.compute, device=call.device
-        )
+        dgain_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     sum_g_xhat = None
     if launches.rows is not None and dx is not None:
         sum_g_xhat = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
@@ -407,6 +409,7 @@ def _plan_backward(
         sums=all_sums,
         n_sums=n_sums,
         n_groups=n_groups,
+        partial=torch.empty((), dtype=compute, device=device).expand(n_groups, n_columns),
     )
 
 
