@@ -523,15 +523,20 @@ def in_inference_mode(op: ModuleType, leaf: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("first", [under_a_fake_mode, under_a_transform, in_inference_mode])
 def test_nothing_is_kept_of_a_call_whose_tensors_were_others(
-    module: Callable[[str], ModuleType], first: Callable[[ModuleType, torch.Tensor], None]
+    module: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    first: Callable[[ModuleType, torch.Tensor], None],
 ) -> None:
     op = module("rmsnorm")
+    launch = importlib.import_module("rmsnorm.launch").Launch
     leaf = draw((40, 32), "plain", torch.float32, device_of(op)).requires_grad_()
     weight = draw((32,), "plain", torch.float32, device_of(op)).requires_grad_()
     expected = torch.autograd.grad(op.rmsnorm(leaf, weight).sum(), (leaf, weight))
     (alone,) = torch.autograd.grad(op.rmsnorm(leaf).sum(), leaf)
     op._remembered.clear()
-    with suppress(Exception):
+    with monkeypatch.context() as patch, suppress(Exception):
+        # A compiled kernel would write where a tensor that is none seems to lie.
+        patch.setattr(launch, "__call__", lambda *_: None)
         first(op, leaf)
     for _ in range(2):
         found = torch.autograd.grad(op.rmsnorm(leaf, weight).sum(), (leaf, weight))
