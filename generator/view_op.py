@@ -136,6 +136,7 @@ class OpView:
     problem_parameters: str
     layouts: str
     outputs: str
+    saves_rows: bool
     forward_results: str
     outputs_alone: str
     forward_returns: str
@@ -246,6 +247,7 @@ def op_view(plan: OpSchedule) -> OpView:
         problem_parameters=lines(f"{annotated(i)}," for i in spec.inputs),
         layouts=writer.layouts(),
         outputs=join(o.name for o in spec.outputs),
+        saves_rows=bool(writer.saved_names),
         forward_results=writer.forward_results(),
         outputs_alone=writer.outputs_alone(),
         forward_returns=writer.forward_returns(),
@@ -283,8 +285,7 @@ class _Wrapper:
         text.append(f"from typing import {join(names)}")
         if any(p.element is Element.FLOAT for p in self.spec.params):
             text.insert(0, "import sys")
-        checks = lines(_param_check(p) for p in self.spec.params)
-        if re.search(r"\bmath\.", self.spec.reference + checks):
+        if re.search(r"\bmath\.", self.spec.reference):
             text.insert(0, "import math")
         return lines(text)
 
@@ -464,7 +465,7 @@ class _Wrapper:
     def forward_allocations(self) -> str:
         text = [self._output_allocation(output) for output in self.spec.outputs]
         for name in self.saved_names:
-            empty = "torch.empty(call.n_rows, dtype=call.compute, device=call.device)"
+            empty = empty_like("call.row_values")
             text += [f"{name} = None", "if call.is_differentiated:", f"    {name} = {empty}"]
         return lines(text)
 
@@ -514,8 +515,8 @@ def _param_check(param: Param) -> str:
         least = -_INT64 if low is None else int(low)
         most = _INT64 - 1 if high is None else int(high)
         return f'{name} = _check_int("{name}", {name}, "{_takes(param)}", {least}, {most})'
-    least_text = "-math.inf" if low is None else repr(float(low))
-    most_text = "math.inf" if high is None else repr(float(high))
+    least_text = "-MAX_FLOAT" if low is None else repr(float(low))
+    most_text = "MAX_FLOAT" if high is None else repr(float(high))
     bounds = f"{least_text}, {most_text}"
     return f'{name} = _check_float("{name}", {name}, "{_takes(param)}", {bounds})'
 

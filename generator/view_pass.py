@@ -21,7 +21,6 @@ _SUM_SHAPES = {
     Kind.PER_BATCH: "call.shape[:-2] + call.shape[-1:]",
     Kind.PER_PLACE: "call.shape[-2:]",
 }
-_PARTIAL = "(launches.n_groups, call.n_columns), dtype=call.compute, device=call.device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +418,7 @@ class _PassWriter:
         text = [
             *["sums=all_sums,"] * bool(self.whole_sums()),
             *(f"{word}={word}," for word in words),
+            "partial=torch.empty((), dtype=compute, device=device).expand(n_groups, n_columns),",
         ]
         if self.each.partial_sums:
             text += ["part_sums=part_sums,", "n_splits=n_splits,"]
@@ -443,7 +443,7 @@ class _PassWriter:
             text += [
                 f"{name}_partial = {name}",
                 f"if {name} is not None and launches.{count} > 1:",
-                f"    {name}_partial = torch.empty({_PARTIAL})",
+                f"    {name}_partial = {empty_like('launches.partial')}",
             ]
         return text
 

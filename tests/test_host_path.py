@@ -6,7 +6,7 @@ import importlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import triton
 from kgen.testing.interpreter import repair
 from small_op import ROOT
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right
 
 Tensors = list[torch.Tensor | None]
@@ -367,7 +368,7 @@ def test_column_sums_of_few_rows_take_one_launch(
 class Kernel(triton.JITFunction):  # type: ignore[misc, type-arg]
     """Records how it is launched by way of Triton."""
 
-    def __init__(self, log: list[tuple[Any, ...]], result: object) -> None:
+    def __init__(self, log: list[tuple[Any, ...]], result: Any) -> None:
         self.log, self.result = log, result
         self.arg_names = ["x_ptr", "n_columns", "eps", "ROWS", "BLOCK"]
         self.pre_run_hooks: list[object] = []
@@ -386,10 +387,27 @@ class Compiled(triton.compiler.CompiledKernel):  # type: ignore[misc]
     def __init__(self, log: list[tuple[Any, ...]]) -> None:
         self.log = log
         self.function, self.packed_metadata = "function", "metadata"
+        self.launcher = Launcher(log)
 
     @property
-    def run(self) -> Callable[..., None]:
-        return lambda *arguments: self.log.append(("direct", *arguments))
+    def run(self) -> Launcher:
+        return self.launcher
+
+
+class Launcher:
+    """Records how a compiled kernel is started: by way of it, or by the function it calls."""
+
+    launch_cooperative_grid, launch_pdl = False, True
+
+    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+        self.log = log
+        self.global_scratch_size = self.profile_scratch_size = 0
+
+    def __call__(self, *arguments: object) -> None:
+        self.log.append(("direct", *arguments))
+
+    def launch(self, *arguments: object) -> None:
+        self.log.append(("plain", *arguments))
 
 
 class Stage:
@@ -399,6 +417,7 @@ class Stage:
         self.log: list[tuple[Any, ...]] = []
         self.current = 1
         monkeypatch.setattr(launch, "IS_KNOWN", True)
+        monkeypatch.setattr(launch, "IS_PLAIN", False)
         monkeypatch.setattr(launch, "current_device", lambda: self.current)
         monkeypatch.setattr(launch, "stream_of", lambda index: f"stream {index}")
         monkeypatch.setattr(torch.cuda, "device", nullcontext)
@@ -428,6 +447,23 @@ def test_the_second_launch_is_direct(stage: Stage) -> None:
         *("direct", 7, 1, 1, "stream 1", "function", "metadata", *nobody),
         *("x", 5, 0.5, 2, 8),
     )
+
+
+@pytest.mark.parametrize("scratch", [None, "global_scratch_size", "profile_scratch_size"])
+def test_a_launcher_that_has_nothing_to_add_is_left_out(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, scratch: str | None
+) -> None:
+    monkeypatch.setattr(importlib.import_module("rmsnorm.launch"), "IS_PLAIN", True)
+    if scratch is not None:
+        setattr(stage.kernel.result.launcher, scratch, 64)
+    start = "direct" if scratch else "plain"
+    assert [stage.start() for _ in range(3)] == ["triton", start, start]
+    if scratch is None:
+        no_room, nobody = (None, None), (None, None, None)
+        assert stage.log[1] == (
+            *("plain", 7, 1, 1, "stream 1", "function", False, True, *no_room),
+            *("metadata", *nobody, "x", 5, 0.5, 2, 8),
+        )
 
 
 def test_triton_is_asked_when_somebody_listens(
@@ -468,6 +504,44 @@ def test_triton_is_asked_where_its_version_or_kernel_is_not_known(
     monkeypatch.setattr(launch, "IS_KNOWN", True)
     stage.kernel.result = None
     assert [stage.start() for _ in range(2)] == ["triton", "triton"]
+
+
+def under_a_fake_mode(op: ModuleType, leaf: torch.Tensor) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        op.rmsnorm(leaf)
+
+
+def under_a_transform(op: ModuleType, leaf: torch.Tensor) -> None:
+    torch.func.grad(lambda v: (op.rmsnorm(leaf) * v).sum())(leaf.detach())
+
+
+def in_inference_mode(op: ModuleType, leaf: torch.Tensor) -> None:
+    with torch.inference_mode():
+        op.rmsnorm(leaf)
+    op.rmsnorm(leaf.detach())
+
+
+@pytest.mark.parametrize("first", [under_a_fake_mode, under_a_transform, in_inference_mode])
+def test_nothing_is_kept_of_a_call_whose_tensors_were_others(
+    module: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    first: Callable[[ModuleType, torch.Tensor], None],
+) -> None:
+    op = module("rmsnorm")
+    launch = importlib.import_module("rmsnorm.launch").Launch
+    leaf = draw((40, 32), "plain", torch.float32, device_of(op)).requires_grad_()
+    weight = draw((32,), "plain", torch.float32, device_of(op)).requires_grad_()
+    expected = torch.autograd.grad(op.rmsnorm(leaf, weight).sum(), (leaf, weight))
+    (alone,) = torch.autograd.grad(op.rmsnorm(leaf).sum(), leaf)
+    op._remembered.clear()
+    with monkeypatch.context() as patch, suppress(Exception):
+        # A compiled kernel would write where a tensor that is none seems to lie.
+        patch.setattr(launch, "__call__", lambda *_: None)
+        first(op, leaf)
+    for _ in range(2):
+        found = torch.autograd.grad(op.rmsnorm(leaf, weight).sum(), (leaf, weight))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert torch.equal(torch.autograd.grad(op.rmsnorm(leaf).sum(), leaf)[0], alone)
 
 
 # --- on a GPU -------------------------------------------------------------------------------------

@@ -16,7 +16,10 @@ MOST_REMEMBERED = 1024
 # Stands for what has to be looked at in every call.
 UNKNOWN = object()
 # The versions of Triton whose compiled kernels take arguments as ``Launch`` gives them, on NVIDIA.
-IS_KNOWN = triton.__version__.split(".")[:2] in (["3", "6"], ["3", "7"]) and not torch.version.hip
+VERSION = triton.__version__.split(".")[:2]
+IS_KNOWN = VERSION in (["3", "6"], ["3", "7"]) and not torch.version.hip
+# Where the launcher gives them to a C function as they are, once it has found room for scratch.
+IS_PLAIN = VERSION == ["3", "6"]
 # A program has 1024 lanes at most, and a warp 64 on AMD.
 MOST_WARPS = 16 if torch.version.hip else 32
 # Triton tells these of every launch: profilers ask for it.
@@ -62,8 +65,11 @@ def are_hooked() -> bool:
 
 
 def remember(remembered: dict[Any, Value], key: tuple[object, ...], value: Value) -> Value:
-    """Keeps what was worked out for later calls with the same key, unless part of it is unknown."""
-    if UNKNOWN not in key:
+    """Keeps what was worked out for later calls with the same key, unless part of it is unknown.
+
+    Nor is it kept where tensors are made into something else, which it then holds one of.
+    """
+    if UNKNOWN not in key and facts(torch.empty(0)) is not UNKNOWN:
         if len(remembered) >= MOST_REMEMBERED:
             remembered.clear()
         remembered[key] = value
@@ -89,28 +95,36 @@ class Launch:
     ) -> None:
         self.kernel = kernel
         self.grid = (*grid, 1, 1)[:3]
-        self.device = device
+        self.device, self.index = device, device.index
         self.numbers = numbers
         num_warps = min(constants.get("num_warps", 4), MOST_WARPS)
         self.constants = {**constants, "num_warps": num_warps}
+        # What was found: it takes the grid, the stream, ``compiled`` and the kernel's arguments.
         self.start: Any = None
-        self.function: tuple[Any, ...] = ()
+        self.compiled: tuple[Any, ...] = ()
         self.values: tuple[Any, ...] = ()
 
     def __call__(self, tensors: tuple[torch.Tensor | None, ...], *params: float) -> None:
         """Starts the kernel on the tensors' device, in its current stream."""
         if (
             self.start is None
-            or current_device() != self.device.index
+            or current_device() != self.index
             or getattr(HOOKS.launch_enter_hook, "calls", True)
             or getattr(HOOKS.launch_exit_hook, "calls", True)
             or self.kernel.pre_run_hooks
         ):
             self.ask_triton((*tensors, *self.numbers, *params))
         else:
-            stream = stream_of(self.device.index)
-            rest = (*self.function, *tensors, *self.numbers, *params, *self.values)
-            self.start(*self.grid, stream, *rest)
+            # One call with all of it: each tuple in between would cost a third as much again.
+            self.start(
+                *self.grid,
+                stream_of(self.index),
+                *self.compiled,
+                *tensors,
+                *self.numbers,
+                *params,
+                *self.values,
+            )
 
     def ask_triton(self, arguments: tuple[Any, ...]) -> None:
         """Launches by way of Triton, which compiles where it has to, and keeps what it found."""
@@ -122,9 +136,16 @@ class Launch:
         if IS_KNOWN and is_cuda and is_compiled and isinstance(self.kernel, triton.JITFunction):
             names = self.kernel.arg_names[len(arguments) :]
             self.values = tuple(self.constants[name] for name in names)
+            launcher = compiled.run
             # No metadata of the launch and no hooks: nobody is to be told.
-            self.function = (compiled.function, compiled.packed_metadata, None, None, None)
-            self.start = compiled.run
+            told = (compiled.packed_metadata, None, None, None)
+            if IS_PLAIN and not (launcher.global_scratch_size or launcher.profile_scratch_size):
+                flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
+                self.compiled = (compiled.function, *flags, None, None, *told)
+                self.start = launcher.launch
+            else:
+                self.compiled = (compiled.function, *told)
+                self.start = launcher
 
 
 class Launches(NamedTuple):
@@ -133,6 +154,7 @@ class Launches(NamedTuple):
     ``rows`` works out the row values that ``main`` needs where rows are split among programs. Each
     of ``n_groups`` groups of rows leaves partial column sums, those of one part of the matrix in
     ``n_splits`` groups; ``sums`` and ``part_sums`` add them up, where there is more than one.
+    ``partial`` is what room for those sums is allocated like, and stores one element.
     """
 
     path: str
@@ -143,3 +165,4 @@ class Launches(NamedTuple):
     n_sums: int = 0
     n_groups: int = 1
     n_splits: int = 1
+    partial: Any = None

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from typing import Literal, NamedTuple
@@ -30,6 +29,7 @@ FLOATS = (
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
+MAX_FLOAT = sys.float_info.max
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -88,7 +88,7 @@ def add_rmsnorm_fp8(
 
     Source: Micikevicius and others 2022, arXiv:2209.05433
     """
-    eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
+    eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, MAX_FLOAT)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"add_rmsnorm_fp8: on_unsupported is {on_unsupported!r}; it takes {takes}")
@@ -345,8 +345,10 @@ def _check_companion(name: str, tensor: torch.Tensor, shape: torch.Size, x: torc
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:
+    if type(value) is float and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"add_rmsnorm_fp8: {name} is a {type(value).__name__}; it takes {takes}")
-    if not (least <= value <= most and abs(value) <= sys.float_info.max):
+    if not least <= value <= most:
         raise ValueError(f"add_rmsnorm_fp8: {name} is {value}; it takes {takes}")
     return float(value)

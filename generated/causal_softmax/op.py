@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from typing import Any, Literal, NamedTuple
@@ -32,6 +31,7 @@ FLOATS = (
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
+MAX_FLOAT = sys.float_info.max
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -94,7 +94,7 @@ def causal_softmax(
 
     Source: Vaswani and others 2017, arXiv:1706.03762
     """
-    scale = _check_float("scale", scale, "a finite float", -math.inf, math.inf)
+    scale = _check_float("scale", scale, "a finite float", -MAX_FLOAT, MAX_FLOAT)
     queries = _check_int("queries", queries, "an int of at least 1", 1, 9223372036854775807)
     keys = _check_int("keys", keys, "an int of at least 0", 0, 9223372036854775807)
     if on_unsupported not in ("raise", "copy", "reference"):
@@ -466,9 +466,11 @@ def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> 
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:
+    if type(value) is float and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"causal_softmax: {name} is a {type(value).__name__}; it takes {takes}")
-    if not (least <= value <= most and abs(value) <= sys.float_info.max):
+    if not least <= value <= most:
         raise ValueError(f"causal_softmax: {name} is {value}; it takes {takes}")
     return float(value)
 

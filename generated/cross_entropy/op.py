@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from typing import Any, Literal, NamedTuple
@@ -33,6 +32,7 @@ INTS = (torch.int32, torch.int64)
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
+MAX_FLOAT = sys.float_info.max
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -119,9 +119,9 @@ def cross_entropy(
     label_smoothing = _check_float(
         "label_smoothing", label_smoothing, "a finite float from 0 to 1", 0.0, 1.0
     )
-    z_loss = _check_float("z_loss", z_loss, "a finite float of at least 0", 0.0, math.inf)
+    z_loss = _check_float("z_loss", z_loss, "a finite float of at least 0", 0.0, MAX_FLOAT)
     _check_bool("capped", capped)
-    softcap = _check_float("softcap", softcap, "a finite float of at least 0.001", 0.001, math.inf)
+    softcap = _check_float("softcap", softcap, "a finite float of at least 0.001", 0.001, MAX_FLOAT)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"cross_entropy: on_unsupported is {on_unsupported!r}; it takes {takes}")
@@ -266,6 +266,10 @@ class _Call:
         self.compute = _compute_dtype(x)
         self.is_differentiated = _is_differentiated(x)
         self.capped = capped
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x, target)
         self.backward: dict[object, Launches] = {}
 
@@ -286,13 +290,13 @@ def _forward(
     lse = torch.empty(call.shape[:-1], dtype=call.compute, device=call.device)
     m = None
     if call.is_differentiated:
-        m = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        m = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     others = None
     if call.is_differentiated:
-        others = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        others = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     s = None
     if call.is_differentiated:
-        s = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        s = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return loss, lse, m, others, s
 
@@ -575,9 +579,11 @@ def _check_companion(name: str, tensor: torch.Tensor, shape: torch.Size, x: torc
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:
+    if type(value) is float and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"cross_entropy: {name} is a {type(value).__name__}; it takes {takes}")
-    if not (least <= value <= most and abs(value) <= sys.float_info.max):
+    if not least <= value <= most:
         raise ValueError(f"cross_entropy: {name} is {value}; it takes {takes}")
     return float(value)
 

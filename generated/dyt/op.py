@@ -318,19 +318,13 @@ def _backward(
 
     dalpha_partial = dalpha
     if dalpha is not None and launches.n_groups > 1:
-        dalpha_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
-        )
+        dalpha_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     dweight_partial = dweight
     if dweight is not None and launches.n_groups > 1:
-        dweight_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
-        )
+        dweight_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     dbias_partial = dbias
     if dbias is not None and launches.n_groups > 1:
-        dbias_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
-        )
+        dbias_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     launches.main((x, alpha, weight, dy, dx, dalpha_partial, dweight_partial, dbias_partial))
     if launches.sums is not None:
         launches.sums((dalpha_partial, dweight_partial, dbias_partial, dalpha, dweight, dbias))
@@ -410,6 +404,7 @@ def _plan_backward(
         sums=all_sums,
         n_sums=n_sums,
         n_groups=n_groups,
+        partial=torch.empty((), dtype=compute, device=device).expand(n_groups, n_columns),
     )
 
 

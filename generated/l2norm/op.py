@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from typing import Any, Literal, NamedTuple
@@ -34,6 +33,7 @@ FLOATS = (
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
+MAX_FLOAT = sys.float_info.max
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -85,7 +85,7 @@ def l2norm(
 
     Source: torch.nn.functional.normalize
     """
-    eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
+    eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, MAX_FLOAT)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"l2norm: on_unsupported is {on_unsupported!r}; it takes {takes}")
@@ -192,6 +192,10 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x)
         self.is_differentiated = _is_differentiated(x)
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x)
         self.backward: dict[object, Launches] = {}
 
@@ -205,10 +209,10 @@ def _forward(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     length = None
     if call.is_differentiated:
-        length = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        length = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     r = None
     if call.is_differentiated:
-        r = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        r = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return y, length, r
 
@@ -461,8 +465,10 @@ def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> 
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:
+    if type(value) is float and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"l2norm: {name} is a {type(value).__name__}; it takes {takes}")
-    if not (least <= value <= most and abs(value) <= sys.float_info.max):
+    if not least <= value <= most:
         raise ValueError(f"l2norm: {name} is {value}; it takes {takes}")
     return float(value)

@@ -181,6 +181,10 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x)
         self.is_differentiated = _is_differentiated(x)
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x)
         self.backward: dict[object, Launches] = {}
 
@@ -193,10 +197,10 @@ def _forward(
     lse = torch.empty(call.shape[:-1], dtype=call.compute, device=call.device)
     m = None
     if call.is_differentiated:
-        m = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        m = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     s = None
     if call.is_differentiated:
-        s = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        s = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return lse, m, s
 

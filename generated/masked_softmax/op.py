@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from typing import Any, Literal, NamedTuple
@@ -33,6 +32,7 @@ BOOLS = (torch.bool,)
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
+MAX_FLOAT = sys.float_info.max
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -88,7 +88,7 @@ def masked_softmax(
 
     Source: Vaswani and others 2017, arXiv:1706.03762
     """
-    scale = _check_float("scale", scale, "a finite float", -math.inf, math.inf)
+    scale = _check_float("scale", scale, "a finite float", -MAX_FLOAT, MAX_FLOAT)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"masked_softmax: on_unsupported is {on_unsupported!r}; it takes {takes}")
@@ -476,8 +476,10 @@ def _check_companion(name: str, tensor: torch.Tensor, shape: torch.Size, x: torc
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:
+    if type(value) is float and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"masked_softmax: {name} is a {type(value).__name__}; it takes {takes}")
-    if not (least <= value <= most and abs(value) <= sys.float_info.max):
+    if not least <= value <= most:
         raise ValueError(f"masked_softmax: {name} is {value}; it takes {takes}")
     return float(value)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from functools import cache
@@ -35,6 +34,7 @@ FLOATS = (
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
+MAX_FLOAT = sys.float_info.max
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
@@ -103,7 +103,7 @@ def modulated_layernorm(
 
     Source: Peebles and Xie 2022, arXiv:2212.09748
     """
-    eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
+    eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, MAX_FLOAT)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(
@@ -226,6 +226,10 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, scale, shift)
         self.is_differentiated = _is_differentiated(x, scale, shift)
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x, scale, shift)
         self.backward: dict[object, Launches] = {}
 
@@ -241,10 +245,10 @@ def _forward(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     mu = None
     if call.is_differentiated:
-        mu = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        mu = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     rstd = None
     if call.is_differentiated:
-        rstd = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        rstd = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return y, mu, rstd
 
@@ -326,14 +330,10 @@ def _backward(
 
     dscale_partial = dscale
     if dscale is not None and launches.n_splits > 1:
-        dscale_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
-        )
+        dscale_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     dshift_partial = dshift
     if dshift is not None and launches.n_splits > 1:
-        dshift_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
-        )
+        dshift_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     mean_g = None
     mean_g_xhat = None
     if launches.rows is not None and dx is not None:
@@ -446,6 +446,7 @@ def _plan_backward(
         rows,
         n_sums=n_sums,
         n_groups=n_groups,
+        partial=torch.empty((), dtype=compute, device=device).expand(n_groups, n_columns),
         part_sums=part_sums,
         n_splits=n_splits,
     )
@@ -660,10 +661,12 @@ def _check_companion(name: str, tensor: torch.Tensor, shape: torch.Size, x: torc
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:
+    if type(value) is float and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(
             f"modulated_layernorm: {name} is a {type(value).__name__}; it takes {takes}"
         )
-    if not (least <= value <= most and abs(value) <= sys.float_info.max):
+    if not least <= value <= most:
         raise ValueError(f"modulated_layernorm: {name} is {value}; it takes {takes}")
     return float(value)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from functools import cache
@@ -36,6 +35,7 @@ FLOATS = (
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
+MAX_FLOAT = sys.float_info.max
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
@@ -109,7 +109,7 @@ def polynorm(
 
     Source: Zhuo and others 2024, arXiv:2411.03884 (PolyNorm, of the third degree)
     """
-    eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
+    eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, MAX_FLOAT)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"polynorm: on_unsupported is {on_unsupported!r}; it takes {takes}")
@@ -255,6 +255,10 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, cubic, square, linear, bias)
         self.is_differentiated = _is_differentiated(x, cubic, square, linear, bias)
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x)
         self.backward: dict[object, Launches] = {}
 
@@ -274,16 +278,16 @@ def _forward(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     r1 = None
     if call.is_differentiated:
-        r1 = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        r1 = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     scale = None
     if call.is_differentiated:
-        scale = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        scale = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     r2 = None
     if call.is_differentiated:
-        r2 = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        r2 = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     r3 = None
     if call.is_differentiated:
-        r3 = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        r3 = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return y, r1, scale, r2, r3
 
@@ -392,24 +396,16 @@ def _backward(
 
     dcubic_partial = dcubic
     if dcubic is not None and launches.n_groups > 1:
-        dcubic_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
-        )
+        dcubic_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     dsquare_partial = dsquare
     if dsquare is not None and launches.n_groups > 1:
-        dsquare_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
-        )
+        dsquare_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     dlinear_partial = dlinear
     if dlinear is not None and launches.n_groups > 1:
-        dlinear_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
-        )
+        dlinear_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     dbias_partial = dbias
     if dbias is not None and launches.n_groups > 1:
-        dbias_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
-        )
+        dbias_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     mean_dy_p1 = None
     mean_dy_p2 = None
     mean_dy_p3 = None
@@ -566,6 +562,7 @@ def _plan_backward(
         sums=all_sums,
         n_sums=n_sums,
         n_groups=n_groups,
+        partial=torch.empty((), dtype=compute, device=device).expand(n_groups, n_columns),
     )
 
 
@@ -785,8 +782,10 @@ def _check_companion(name: str, tensor: torch.Tensor, shape: torch.Size, x: torc
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:
+    if type(value) is float and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"polynorm: {name} is a {type(value).__name__}; it takes {takes}")
-    if not (least <= value <= most and abs(value) <= sys.float_info.max):
+    if not least <= value <= most:
         raise ValueError(f"polynorm: {name} is {value}; it takes {takes}")
     return float(value)

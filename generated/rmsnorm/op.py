@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from functools import cache
@@ -37,6 +36,7 @@ FLOATS = (
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
+MAX_FLOAT = sys.float_info.max
 # The most bytes that the partial column sums of one backward may take.
 SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
@@ -100,7 +100,7 @@ def rmsnorm(
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467
     """
-    eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, math.inf)
+    eps = _check_float("eps", eps, "a finite float of at least 0", 0.0, MAX_FLOAT)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"rmsnorm: on_unsupported is {on_unsupported!r}; it takes {takes}")
@@ -243,6 +243,10 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, weight)
         self.is_differentiated = _is_differentiated(x, weight)
+        # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
+        self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
+            self.n_rows
+        )
         self.forward = _plan_forward(self, x)
         self.backward: dict[object, Launches] = {}
 
@@ -257,7 +261,7 @@ def _forward(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     rstd = None
     if call.is_differentiated:
-        rstd = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
+        rstd = torch.empty_like(call.row_values, memory_format=torch.contiguous_format)
     if call.n_rows == 0:
         return y, rstd
 
@@ -324,9 +328,7 @@ def _backward(
 
     dweight_partial = dweight
     if dweight is not None and launches.n_groups > 1:
-        dweight_partial = torch.empty(
-            (launches.n_groups, call.n_columns), dtype=call.compute, device=call.device
-        )
+        dweight_partial = torch.empty_like(launches.partial, memory_format=torch.contiguous_format)
     mean_g_xhat = None
     if launches.rows is not None and dx is not None:
         mean_g_xhat = torch.empty(call.n_rows, dtype=call.compute, device=call.device)
@@ -427,6 +429,7 @@ def _plan_backward(
         sums=all_sums,
         n_sums=n_sums,
         n_groups=n_groups,
+        partial=torch.empty((), dtype=compute, device=device).expand(n_groups, n_columns),
     )
 
 
@@ -638,8 +641,10 @@ def _check_companion(name: str, tensor: torch.Tensor, shape: torch.Size, x: torc
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:
+    if type(value) is float and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"rmsnorm: {name} is a {type(value).__name__}; it takes {takes}")
-    if not (least <= value <= most and abs(value) <= sys.float_info.max):
+    if not least <= value <= most:
         raise ValueError(f"rmsnorm: {name} is {value}; it takes {takes}")
     return float(value)

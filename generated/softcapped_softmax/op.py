@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from typing import Any, Literal, NamedTuple
@@ -31,6 +30,7 @@ FLOATS = (
 TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
+MAX_FLOAT = sys.float_info.max
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
@@ -80,7 +80,7 @@ def softcapped_softmax(
 
     Source: Gemma 2, arXiv:2408.00118
     """
-    cap = _check_float("cap", cap, "a finite float of at least 0.001", 0.001, math.inf)
+    cap = _check_float("cap", cap, "a finite float of at least 0.001", 0.001, MAX_FLOAT)
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(
@@ -448,8 +448,10 @@ def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> 
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:
+    if type(value) is float and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"softcapped_softmax: {name} is a {type(value).__name__}; it takes {takes}")
-    if not (least <= value <= most and abs(value) <= sys.float_info.max):
+    if not least <= value <= most:
         raise ValueError(f"softcapped_softmax: {name} is {value}; it takes {takes}")
     return float(value)
