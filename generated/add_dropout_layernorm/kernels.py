@@ -110,8 +110,9 @@ def add_dropout_layernorm_forward_resident(
     )
     # kept = random(seed) >= rate
     kept = random_tile(seed, row, 0, n_columns, BLOCK).to(COMPUTE) >= rate
-    # added = where(kept, x / (1 - rate), 0) + residual
-    added = tl.where(kept, x / (1 - rate), 0) + residual
+    scale = 1 / (1 - rate)
+    # added = where(kept, x * scale, 0) + residual
+    added = tl.where(kept, x * scale, 0) + residual
     # mu = mean(added)
     mu = row_mean(added, n_columns)
     if mu_ptr is not None:
@@ -165,6 +166,8 @@ def add_dropout_layernorm_forward_streaming(
     rate = tl.full((1, 1), rate, COMPUTE)
     eps = tl.full((1, 1), eps, COMPUTE)
 
+    scale = 1 / (1 - rate)
+
     # Sums about a mean of the row's own lose no digits to cancellation.
     column = tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
@@ -175,8 +178,8 @@ def add_dropout_layernorm_forward_streaming(
     )
     # kept = random(seed) >= rate
     kept = random_tile(seed, row, 0, n_columns, BLOCK).to(COMPUTE) >= rate
-    # added = where(kept, x / (1 - rate), 0) + residual
-    added = tl.where(kept, x / (1 - rate), 0) + residual
+    # added = where(kept, x * scale, 0) + residual
+    added = tl.where(kept, x * scale, 0) + residual
     mu_pivot = row_mean(added, tl.minimum(n_columns, BLOCK))
     mu_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
     mean_added_minus_mu_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
@@ -195,8 +198,8 @@ def add_dropout_layernorm_forward_streaming(
         ).to(COMPUTE)
         # kept = random(seed) >= rate
         kept = random_tile(seed, row, start, n_columns, BLOCK).to(COMPUTE) >= rate
-        # added = where(kept, x / (1 - rate), 0) + residual
-        added = tl.where(kept, x / (1 - rate), 0) + residual
+        # added = where(kept, x * scale, 0) + residual
+        added = tl.where(kept, x * scale, 0) + residual
         h = added
         tl.store(h_ptr + row * n_columns + column, h, mask=mask)
 
@@ -231,8 +234,8 @@ def add_dropout_layernorm_forward_streaming(
         ).to(COMPUTE)
         # kept = random(seed) >= rate
         kept = random_tile(seed, row, last_start - back, n_columns, BLOCK).to(COMPUTE) >= rate
-        # added = where(kept, x / (1 - rate), 0) + residual
-        added = tl.where(kept, x / (1 - rate), 0) + residual
+        # added = where(kept, x * scale, 0) + residual
+        added = tl.where(kept, x * scale, 0) + residual
         # y = (added - mu) * rstd * weight + bias
         y = (added - mu) * rstd
         if weight_ptr is not None:
@@ -299,8 +302,9 @@ def add_dropout_layernorm_backward_resident(
             dh = tl.load(dh_ptr + row * dh_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         # kept = random(seed) >= rate
         kept = random_tile(seed, row, 0, n_columns, BLOCK).to(COMPUTE) >= rate
-        # added = where(kept, x / (1 - rate), 0) + residual
-        added = tl.where(kept, x / (1 - rate), 0) + residual
+        scale = 1 / (1 - rate)
+        # added = where(kept, x * scale, 0) + residual
+        added = tl.where(kept, x * scale, 0) + residual
         hhat = (added - mu) * rstd
         # g = dy * weight
         g = dy
@@ -313,8 +317,8 @@ def add_dropout_layernorm_backward_resident(
             dsum = dsum + dh
 
         if dx_ptr is not None:
-            # dx = where(kept, dsum / (1 - rate), 0)
-            dx = tl.where(kept, dsum / (1 - rate), 0)
+            # dx = where(kept, dsum * scale, 0)
+            dx = tl.where(kept, dsum * scale, 0)
             tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
 
         if dresidual_ptr is not None:
@@ -363,6 +367,7 @@ def add_dropout_layernorm_backward_split_rows(
 
     mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)
     rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
+    scale = 1 / (1 - rate)
 
     mean_g_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
     mean_g_hhat_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
@@ -380,8 +385,8 @@ def add_dropout_layernorm_backward_split_rows(
             dy = tl.full((ROWS, BLOCK), 0.0, COMPUTE)
         # kept = random(seed) >= rate
         kept = random_tile(seed, row, start, n_columns, BLOCK).to(COMPUTE) >= rate
-        # added = where(kept, x / (1 - rate), 0) + residual
-        added = tl.where(kept, x / (1 - rate), 0) + residual
+        # added = where(kept, x * scale, 0) + residual
+        added = tl.where(kept, x * scale, 0) + residual
         hhat = (added - mu) * rstd
         # g = dy * weight
         g = dy
@@ -458,8 +463,9 @@ def add_dropout_layernorm_backward_split_columns(
         kept = (
             random_tile(seed, row, tl.program_id(1) * BLOCK, n_columns, BLOCK).to(COMPUTE) >= rate
         )
-        # added = where(kept, x / (1 - rate), 0) + residual
-        added = tl.where(kept, x / (1 - rate), 0) + residual
+        scale = 1 / (1 - rate)
+        # added = where(kept, x * scale, 0) + residual
+        added = tl.where(kept, x * scale, 0) + residual
         hhat = (added - mu) * rstd
         # g = dy * weight
         g = dy
@@ -472,8 +478,8 @@ def add_dropout_layernorm_backward_split_columns(
             dsum = dsum + dh
 
         if dx_ptr is not None:
-            # dx = where(kept, dsum / (1 - rate), 0)
-            dx = tl.where(kept, dsum / (1 - rate), 0)
+            # dx = where(kept, dsum * scale, 0)
+            dx = tl.where(kept, dsum * scale, 0)
             tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
 
         if dresidual_ptr is not None:
