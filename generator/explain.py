@@ -18,6 +18,7 @@ from kgen.traffic import (
     Traffic,
     boundaries,
     directions,
+    element_bytes,
     launch,
     least_bytes,
     saved_bytes,
@@ -122,7 +123,8 @@ def written(spec: Spec) -> dict[str, tuple[Define, ...]]:
 
 def _ends(plan: OpSchedule, direction: str, setting: Setting) -> Iterator[tuple[int, str, int]]:
     most = plan.row_op.spec.limits.max_columns
-    ends = boundaries(plan, direction, setting.compute_bytes)
+    element = element_bytes(plan, setting)
+    ends = boundaries(plan, direction, element)
     for end in (*(each for each in ends if each < most), most):
-        chosen = launch(plan, direction, end, setting.compute_bytes)
+        chosen = launch(plan, direction, end, element)
         yield end, chosen.schedule, chosen.passes

@@ -323,7 +323,8 @@ _GENERATED = """
     set_materialize_grads takes random_at random_tile rescale_exp_sum rescale_open_sum
     back batch_index last_start n_batches n_places n_splits part_index place_index split_index
     apply are_hooked call facts is_known is_same is_transformed key layout launches main needs
-    all_sums column_place forward_ad part_sums planned remember shared_column sum_block sum_groups
+    all_sums column_place forward_ad itemsize part_sums planned remember shared_column sum_block
+    sum_groups
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
 """Names that generated code or the language of formulas uses itself."""

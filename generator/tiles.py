@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kgen.errors import Problems
+from kgen.ir import Variable
 from kgen.lower import RowOp
 from kgen.schedule import Form, Kernel, OpSchedule, Pass, schedule
 from kgen.spec import (
@@ -49,6 +50,8 @@ ROW_TILES = (
 )
 # Rows that are read again: two or more programs fit on a multiprocessor, except for the longest.
 RELOAD_TILES = (Tile(16384, 1, 16), Tile(32768, 1, 32), Tile(65536, 1, 32))
+# Gradients read two rows, which fill the registers sooner: with 16 warps a second program fits.
+GRADIENT_RELOAD_TILES = (Tile(32768, 1, 16), Tile(65536, 1, 32))
 # A program walks over many tiles, whose loads are on their way while it works, with the column sums
 # in registers: 32 elements a thread, and as many stages as hide the memory.
 GROUP_TILES = (
@@ -73,6 +76,13 @@ MANY_SUMS_TILES = (
 )
 RELOAD_GROUP_TILES = (Tile(16384, 1, 16),)
 
+
+ROW_REGISTERS = 32768
+"""What a tile may fill with the rows that it reads or sums up where each element takes a register:
+half of a multiprocessor's."""
+
+WIDE_WORDS = 8192
+"""Rows so wide always fit where elements have 4 bytes, and no wider ones where they have 8."""
 
 FEW_TILES = 4
 """So few tiles of rows are one group: to walk them takes less time than to launch a kernel that
@@ -132,9 +142,14 @@ def _taken(kernels: tuple[Kernel, ...], tiles: Tiles) -> tuple[Kernel, ...]:
 
 def live_matrices(kernel: Kernel) -> int:
     """The matrices that a tile of this kernel holds at once: those it reads, and those it makes."""
-    read = [v for v in kernel.program.variables if v.type.kind is Kind.MATRIX]
     made = [r for r in kernel.program.results if r.kind is Kind.MATRIX]
-    return len([v for v in read if v.type.element is not Element.BOOL]) + len(made)
+    return len(_matrices_read(kernel)) + len(made)
+
+
+def _matrices_read(kernel: Kernel) -> list[Variable]:
+    """Those that take registers: a condition takes a bit."""
+    read = [v for v in kernel.program.variables if v.type.kind is Kind.MATRIX]
+    return [v for v in read if v.type.element is not Element.BOOL]
 
 
 def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
@@ -158,6 +173,22 @@ def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
         rule[name] = _Retiling(tuning, rule[name], kernels, sums, problems).tiles()
     problems.raise_if_any()
     return rule
+
+
+def limits(plan: OpSchedule, direction: str) -> dict[int, int]:
+    """The widest rows that one tile spans, in words, by the bytes of the matrices' elements.
+
+    Elements of 2 bytes take half a register each as they are loaded, and wider ones one or two. As
+    those of 8 bytes are rows that vectors do not fit, whose elements take registers for addresses.
+    """
+    kernels, sums = plan.forward, 0
+    for each in plan.passes:
+        if each.name == direction:
+            kernels, sums = each.kernels, len(each.column_sums)
+    widest = tile_rule(plan)[direction].whole_words
+    fitting = ROW_REGISTERS // max(1, len(_matrices_read(kernels[0])) + sums)
+    wide = max(WIDE_WORDS, 1 << fitting.bit_length() - 1)
+    return {2: widest, 4: min(widest, wide), 8: min(widest, wide // 2, WIDE_WORDS)}
 
 
 def untuned(plan: OpSchedule) -> dict[str, Tiles]:
@@ -287,7 +318,7 @@ def _forward_tiles(kernels: tuple[Kernel, ...]) -> Tiles:
     if not any(r.kind is Kind.MATRIX for r in kernels[0].program.results):
         # Rows come down to numbers, and nothing waits for a store: twice as much a thread.
         lighter = tuple(replace(t, warps=max(1, t.warps // 2)) for t in ROW_TILES)
-        return _shortened(Tiles(_up_to(lighter, 16384), 16384, Tile(16384, 1, 32)), live)
+        return _shortened(Tiles(_up_to(lighter, 16384), 16384, Tile(8192, 1, 32)), live)
     if walks == 1:
         return _shortened(Tiles(_up_to(ROW_TILES, 8192), 8192, Tile(8192, 1, 16)), live)
     chunk = Tile(8192, 1, 32) if walks == 2 else Tile(16384, 1, 16)
@@ -304,7 +335,7 @@ def _gradient_tiles(each: Pass) -> Tiles:
         return _shortened(Tiles(_up_to(ROW_TILES, 8192), 8192, Tile(8192, 1, 16)), live)
     if _reload(each.kernels) is None or live > 3:
         return _shortened(Tiles(_up_to(ROW_TILES, 16384), 16384, chunk), live)
-    return Tiles((*ROW_TILES, RELOAD_TILES[-1]), 32768, chunk)
+    return Tiles((*_up_to(ROW_TILES, 16384), *GRADIENT_RELOAD_TILES), 16384, chunk)
 
 
 def _sum_tiles(each: Pass) -> Tiles:

@@ -7,13 +7,13 @@ out beforehand, from the same tables.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kgen.cost import walks
 from kgen.ir import Program, Result, Role, names_in
 from kgen.schedule import Form, Kernel, OpSchedule
 from kgen.spec import COMPUTE, Element, Kind, Spec, gradient_name, second_gradient_name
-from kgen.tiles import FEW_TILES, Tile, tile_rule
+from kgen.tiles import FEW_TILES, Tile, limits, tile_rule
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -147,20 +147,32 @@ def directions(plan: OpSchedule) -> tuple[str, ...]:
     return ("forward", *(each.name for each in plan.passes))
 
 
-def boundaries(plan: OpSchedule, direction: str, compute_bytes: int) -> tuple[int, ...]:
-    """The longest rows of each schedule but the last, shorter ones first."""
-    tiles = tile_rule(plan)[direction]
-    words = dict.fromkeys((tiles.resident_words, tiles.whole_words))
-    return tuple(each * 4 // compute_bytes for each in words)
+def element_bytes(plan: OpSchedule, setting: Setting) -> int:
+    """The size of the widest elements of the matrices; 8 where the arithmetic is in float64."""
+    inputs = plan.row_op.spec.inputs
+    matrices = [i for i in inputs if i.spread is Kind.MATRIX and i.element is not Element.BOOL]
+    sizes = [DTYPE_BYTES[setting.dtypes[i.name]] for i in matrices]
+    return 8 if setting.compute == "float64" else max([2, *sizes])
 
 
-def launch(plan: OpSchedule, direction: str, columns: int, compute_bytes: int) -> Launch:
-    """What a direction runs for rows of ``columns`` columns."""
+def boundaries(plan: OpSchedule, direction: str, element: int) -> tuple[int, ...]:
+    """The longest rows of each schedule but the last, shorter ones first; N is a multiple of 16.
+
+    ``element`` is the size in bytes of the matrices' elements: 2, 4, or 8 in float64.
+    """
+    resident, widest = tile_rule(plan)[direction].resident_words, limits(plan, direction)[element]
+    words = dict.fromkeys((min(resident, widest), widest))
+    return tuple(each * 4 // max(4, element) for each in words)
+
+
+def launch(plan: OpSchedule, direction: str, columns: int, element: int) -> Launch:
+    """What a direction runs for rows of ``columns`` elements of ``element`` bytes."""
+    compute_bytes = max(4, element)
     block = max(plan.least_block, 1 << (columns - 1).bit_length())
     words = block * compute_bytes // 4
     kernels, tiles = _kernels(plan, direction), tile_rule(plan)[direction]
     long = tuple(k for k in kernels if not k.is_whole)
-    if words <= tiles.whole_words:
+    if words <= limits(plan, direction)[element if columns % 16 == 0 else 8]:
         wanted = max(words, tiles.whole[0].words)
         tile = next(tile for tile in tiles.whole if tile.words == wanted)
         schedule = "resident" if words <= tiles.resident_words else "reload"
@@ -170,12 +182,14 @@ def launch(plan: OpSchedule, direction: str, columns: int, compute_bytes: int) -
     if any(k.form is Form.SPLIT_COLUMNS for k in long):
         return Launch("split", long, tiles.split, tiles.split.words * 4 // compute_bytes, passes)
     chunk = tiles.streaming
+    if compute_bytes == 8:
+        chunk = replace(chunk, words=chunk.words // 2, warps=min(chunk.warps, 16))
     return Launch("streaming", long, chunk, chunk.words * 4 // compute_bytes, passes)
 
 
 def traffic(plan: OpSchedule, direction: str, setting: Setting) -> Traffic:
     """What a direction moves when every result is asked for and every optional input is given."""
-    chosen = launch(plan, direction, setting.columns, setting.compute_bytes)
+    chosen = launch(plan, direction, setting.columns, element_bytes(plan, setting))
     each = next((p for p in plan.passes if p.name == direction), None)
     sums = each.column_sums if each else ()
     statistics = each.statistics if each and chosen.schedule == "split" else ()

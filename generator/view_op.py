@@ -9,7 +9,7 @@ from kgen.check import reference_names
 from kgen.ir import Role, seeds_in
 from kgen.schedule import OpSchedule
 from kgen.spec import COMPUTE, Element, Input, Kind, Output, Param, Spec, is_batched
-from kgen.tiles import FEW_TILES, tile_rule
+from kgen.tiles import FEW_TILES, limits, tile_rule
 from kgen.view import header, strided
 from kgen.view_autograd import (
     AutogradView,
@@ -21,6 +21,7 @@ from kgen.view_autograd import (
 from kgen.view_module import ModuleView, module_view
 from kgen.view_pass import (
     PassView,
+    is_limited,
     kernel_choice,
     kernel_numbers,
     kernel_params,
@@ -108,6 +109,9 @@ class OpView:
     forward_kernels: str
     block: str
     forward_plan: str
+    by_itemsize: bool
+    is_limited: bool
+    matrices: str
     few_tiles: int
     launch_names: str
     forward_tiles: str
@@ -177,7 +181,7 @@ def op_view(plan: OpSchedule) -> OpView:
     spec = plan.row_op.spec
     writer = _Wrapper(plan)
     rule = tile_rule(plan)
-    forward = rule["forward"]
+    forward, widest = rule["forward"], limits(plan, "forward")
     has = {p.element for p in spec.params}
     elements = {i.element for i in spec.inputs}
     class_name = spec.module or "".join(part.capitalize() for part in spec.op.split("_"))
@@ -185,6 +189,7 @@ def op_view(plan: OpSchedule) -> OpView:
     passes = tuple(
         pass_view(plan, each, rule[each.name], arguments_before(plan, each)) for each in plan.passes
     )
+    by_itemsize = is_limited(widest) or any(each.by_itemsize or each.split_rows for each in passes)
     return OpView(
         header=header(spec),
         op=spec.op,
@@ -208,10 +213,13 @@ def op_view(plan: OpSchedule) -> OpView:
         max_columns=spec.limits.max_columns,
         scratch_mib=spec.limits.scratch_mib,
         has_sums=writer.has_sums,
-        forward_constants=plan_constants("forward", forward, False),
+        forward_constants=plan_constants("forward", forward, False, widest),
         forward_kernels=kernel_choice(f"{spec.op}_forward", forward, True),
         block=_block(plan),
-        forward_plan=plan_text("forward", forward, False),
+        forward_plan=plan_text("forward", forward, False, widest),
+        by_itemsize=is_limited(widest),
+        is_limited=is_limited(widest) or any(each.by_itemsize for each in passes),
+        matrices=writer.matrices() if by_itemsize else "",
         forward_tiles=tiles_text(forward.whole, False),
         few_tiles=FEW_TILES,
         launch_names=writer.launch_names(),
@@ -399,6 +407,11 @@ class _Wrapper:
         names = {v.name for v in strided(program)}
         names |= {v.name for v in program.variables if v.sharing and v.sharing.columns}
         return [i for i in self.spec.inputs if i.name in names]
+
+    def matrices(self) -> str:
+        """What is loaded for every element of a row."""
+        matrices = (i for i in self.spec.inputs if i.spread is Kind.MATRIX)
+        return join(i.name for i in matrices if i.element is not Element.BOOL)
 
     def launch_names(self) -> str:
         """What op.py takes from launch.py."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.ir import Result, Role, Variable
 from kgen.schedule import Kernel, OpSchedule, Pass
 from kgen.spec import Element, Input, Kind, Spec, gradient_name, second_gradient_name
-from kgen.tiles import Tile, Tiles
+from kgen.tiles import Tile, Tiles, limits
 from kgen.view import extents, pointers, strided
 from kgen.view_words import empty_like, given, join, lines, row_stride, tensor_type, tuple_of
 
@@ -33,6 +33,7 @@ class PassView:
     tiles: str
     tiles_doc: str
     plan: str
+    by_itemsize: bool
     sums: tuple[str, ...]
     parameters: str
     key: str
@@ -67,10 +68,11 @@ def pass_view(plan: OpSchedule, each: Pass, tiles: Tiles, arguments: Sequence[st
     return PassView(
         name=each.name,
         constant=each.name.upper(),
-        constants=plan_constants(each.name, tiles, bool(sums)),
+        constants=plan_constants(each.name, tiles, bool(sums), limits(plan, each.name)),
         tiles=tiles_text(tiles.whole, bool(sums)),
         tiles_doc=", pipeline stages, programs a processor" if sums else "",
-        plan=plan_text(each.name, tiles, bool(sums)),
+        plan=plan_text(each.name, tiles, bool(sums), limits(plan, each.name)),
+        by_itemsize=is_limited(limits(plan, each.name)),
         sums=sums,
         parameters=tensor_parameters(plan.row_op.spec, read_by(each)),
         key=writer.key(),
@@ -185,29 +187,45 @@ def tiles_text(tiles: tuple[Tile, ...], is_grouped: bool) -> str:
     return lines(rows)
 
 
-def plan_constants(direction: str, tiles: Tiles, is_split: bool) -> str:
+def is_limited(widest: Mapping[int, int]) -> bool:
+    """Whether rows of wider elements are walked in chunks earlier."""
+    return len(set(widest.values())) > 1
+
+
+def plan_constants(direction: str, tiles: Tiles, is_split: bool, widest: Mapping[int, int]) -> str:
     """The boundaries between the schedules of a direction, and the widths of its chunks."""
     prefix = direction.upper()
     text = [f"{prefix}_RESIDENT_WORDS = {tiles.resident_words}"]
     if tiles.reloads:
         text.append(f"{prefix}_RELOAD_WORDS = {tiles.whole_words}")
+    if is_limited(widest):
+        text.append(f"{prefix}_WIDEST = {widest}")
     text.append(f"{prefix}_STREAMING_BLOCK = {tiles.streaming.words}")
     if is_split:
         text.append(f"{prefix}_SPLIT_BLOCK = {tiles.split.words}")
     return lines(text)
 
 
-def plan_text(direction: str, tiles: Tiles, is_split: bool) -> str:
+def plan_text(direction: str, tiles: Tiles, is_split: bool, widest: Mapping[int, int]) -> str:
     """The lines that choose a plan for rows of ``words`` words, in tiles of ``block`` columns."""
     prefix, chunk = direction.upper(), tiles.split if is_split else tiles.streaming
     boundary = f"{prefix}_{'RELOAD' if tiles.reloads else 'RESIDENT'}_WORDS"
+    if is_limited(widest):
+        boundary = f"min({boundary}, {prefix}_WIDEST[element])"
     name = "split" if is_split else "streaming"
-    block = f"{prefix}_{name.upper()}_BLOCK * 4 // compute.itemsize"
+    block, warps = f"{prefix}_{name.upper()}_BLOCK * 4 // compute.itemsize", str(chunk.warps)
+    comment = []
+    if not is_split:
+        comment = ["    # In float64 numbers take two registers, and their functions many."]
+        block = f"{prefix}_STREAMING_BLOCK * 16 // compute.itemsize**2"
+        warps = "128 // compute.itemsize" if chunk.warps == 32 else warps
     rest = f", {chunk.stages}, {chunk.programs}" if is_split else ""
     names = "rows, warps, stages, programs" if is_split else "rows, warps"
     text = [
+        *["element = itemsize if n_columns % 16 == 0 else 8"] * is_limited(widest),
         f"if words > {boundary}:",
-        f'    return Plan("{name}", {chunk.rows}, {block}, {chunk.warps}{rest})',
+        *comment,
+        f'    return Plan("{name}", {chunk.rows}, {block}, {warps}{rest})',
         f"{names} = {prefix}_TILES[max(words, {tiles.whole[0].words})]",
     ]
     schedule = '"resident"'
@@ -530,7 +548,7 @@ class _PassWriter:
                 *(f"    {line}" for line in kernel_numbers(kernel).splitlines()),
                 "    COMPUTE=TRITON_DTYPES[compute],",
                 "    ROWS=1,",
-                f"    BLOCK={self.each.name.upper()}_STREAMING_BLOCK * 4 // compute.itemsize,",
+                f"    BLOCK={self.each.name.upper()}_STREAMING_BLOCK * 2 // call.itemsize,",
                 f"    num_warps={tile.warps},",
                 ")",
             ]

@@ -49,8 +49,8 @@ def longer(spec: Spec) -> set[Call]:
     plan, most = planned(lower(spec)), spec.limits.max_columns
     found = {Call("bfloat16", most)}
     for direction in directions(plan):
-        widest = min(boundaries(plan, direction, 4)[-1], most)
-        if launch(plan, direction, widest, 4).schedule == "reload":
+        widest = min(boundaries(plan, direction, 2)[-1], most)
+        if launch(plan, direction, widest, 2).schedule == "reload":
             found.add(Call("bfloat16", widest))
     return found
 

@@ -128,13 +128,12 @@ def test_a_slower_memory_takes_longer() -> None:
     ("columns", "dtype", "forward", "backward"),
     [
         ("8192", "float32", "resident", "resident"),
-        ("8193", "float32", "reload", "split"),
+        ("8208", "float32", "reload", "split"),
         ("32768", "float32", "reload", "split"),
-        ("32769", "float32", "streaming", "split"),
-        ("4096", "float64", "resident", "resident"),
-        ("4097", "float64", "reload", "split"),
-        ("16384", "float64", "reload", "split"),
-        ("16385", "float64", "streaming", "split"),
+        ("32784", "float32", "streaming", "split"),
+        ("2048", "float64", "resident", "resident"),
+        ("4096", "float64", "resident", "split"),
+        ("4112", "float64", "streaming", "split"),
     ],
 )
 def test_schedules_at_their_boundaries(
@@ -164,7 +163,7 @@ def test_the_page_and_the_wrapper_agree(path: Path) -> None:
     wrapper = (ROOT / "generated" / path.stem / "op.py").read_text(encoding="utf-8")
     constants = dict(re.findall(r"^(\w+_(?:WORDS|BLOCK)) = (\d+)$", wrapper, re.MULTILINE))
     most = str(load(path).limits.max_columns)
-    found = explained(str(path), "--n", most, "--dtype", "float32")
+    found = explained(str(path), "--n", most, "--dtype", "bfloat16")
     for name in ("forward", "backward"):
         if name not in found:
             continue

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "padding": "spec ir constants",
     "merging": "spec ir rewrite",
     "schedule": "spec ir rewrite lower merging",
-    "tiles": "errors spec lower schedule",
+    "tiles": "errors spec ir lower schedule",
     "cost": "spec ir lower schedule",
     "traffic": "spec ir schedule tiles cost",
     "explain": "spec ir lower schedule cost traffic",

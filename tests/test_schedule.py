@@ -424,10 +424,10 @@ KINDS_OF_OP = [
     # Reads and writes more; works out much in each walk; comes down to numbers.
     ("add_rmsnorm", "forward", 16384, 16384, [(16, 2), (2, 1), (1, 8), (1, 16)], (8192, 32), None),
     ("log_softmax", "forward", 16384, 16384, [(16, 2), (2, 1), (1, 8), (1, 16)], (8192, 32), None),
-    ("logsumexp", "forward", 16384, 16384, [(16, 1), (2, 1), (1, 4), (1, 8)], (16384, 32), None),
+    ("logsumexp", "forward", 16384, 16384, [(16, 1), (2, 1), (1, 4), (1, 8)], (8192, 32), None),
     # Gradients without column sums.
     ("logsumexp", "backward", 8192, 8192, [(16, 2), (2, 1), (1, 8), (1, 16)], (8192, 16), None),
-    ("softmax", "backward", 32768, 65536, [(16, 2), (2, 1), (1, 8), (1, 32)], (16384, 32), None),
+    ("softmax", "backward", 16384, 65536, [(16, 2), (2, 1), (1, 8), (1, 32)], (16384, 32), None),
     (
         "standard_softmax",
         *("backward", 16384, 16384, [(16, 2), (2, 1), (1, 8), (1, 16)], (16384, 32), None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -788,14 +789,14 @@ def test_calls_are_expected_by_the_boundaries_of_a_path(path):
         longest = op.module.BACKWARD_RESIDENT_WORDS
         for dtype in (torch.float32, torch.float64):
             columns = resident * 4 // dtype.itemsize
-            assert paths.schedules(op, columns, dtype)[0] == "forward.resident"
-            assert paths.schedules(op, columns + 1, dtype)[0] == "forward.reload"
+            assert paths.schedules(op, columns, dtype.itemsize)[0] == "forward.resident"
+            assert paths.schedules(op, columns + 1, dtype.itemsize)[0] == "forward.reload"
             columns = reload * 4 // dtype.itemsize
-            assert paths.schedules(op, columns, dtype)[0] == "forward.reload"
-            assert paths.schedules(op, columns + 1, dtype)[0] == "forward.streaming"
+            assert paths.schedules(op, columns, dtype.itemsize)[0] == "forward.reload"
+            assert paths.schedules(op, columns + 1, dtype.itemsize)[0] == "forward.streaming"
             columns = longest * 4 // dtype.itemsize
-            assert paths.schedules(op, columns, dtype)[1] == "backward.resident"
-            assert paths.schedules(op, columns + 1, dtype)[1] == "backward.split"
+            assert paths.schedules(op, columns, dtype.itemsize)[1] == "backward.resident"
+            assert paths.schedules(op, columns + 1, dtype.itemsize)[1] == "backward.split"
     assert (op.module.FORWARD_RESIDENT_WORDS, op.module.FORWARD_RELOAD_WORDS) == (32768, 65536)
 
 
@@ -852,3 +853,33 @@ def test_subsets_and_mixtures():
         {"bias": "float64"},
         {"x": "float64"},
     ]
+
+
+def test_rows_of_wide_elements_are_expected_in_chunks_earlier():
+    op = fake()
+    op.module.FORWARD_RELOAD_WORDS = 65536
+    op.module.FORWARD_WIDEST = {2: 65536, 4: 32768, 8: 8192}
+    for itemsize, columns, expected in (
+        (2, 65536, "reload"),
+        (2, 16384, "resident"),
+        (2, 16383, "streaming"),  # no vector fits
+        (4, 32768, "resident"),
+        (4, 32784, "streaming"),
+        (8, 4096, "resident"),
+        (8, 4112, "streaming"),
+    ):
+        assert paths.schedules(op, columns, itemsize)[0] == f"forward.{expected}"
+
+
+def test_elements_are_as_wide_as_the_widest_matrix():
+    weighted = replace(
+        fake(), inputs=(testing.Input("x", "matrix"), testing.Input("weight", "per_batch"))
+    )
+    for op, x, weight, wanted in (
+        (fake(), "bfloat16", "float32", 2),
+        (weighted, "bfloat16", "float32", 4),
+        (weighted, "float32", "bfloat16", 4),
+        (fake(), "bfloat16", "float64", 8),
+    ):
+        call = arguments(op, (2, 16), x, dtypes={"weight": weight})
+        assert call.itemsize(op) == wanted

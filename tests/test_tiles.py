@@ -10,7 +10,7 @@ from kgen.load import load_text
 from kgen.lower import lower
 from kgen.schedule import OpSchedule, schedule
 from kgen.spec import TUNED_WIDTHS
-from kgen.tiles import Tile, Tiles, planned, tile_rule, untuned
+from kgen.tiles import Tile, Tiles, limits, planned, tile_rule, untuned
 from kgen.traffic import launch
 
 SPECS = Path(__file__).parent.parent / "specs"
@@ -122,9 +122,10 @@ def test_the_tables_of_the_wrapper() -> None:
     for text in (
         "\nFORWARD_RESIDENT_WORDS = 8192\nFORWARD_STREAMING_BLOCK = 2048\n",
         "\n    1024: (4, 8),\n",
-        "    if words > FORWARD_RESIDENT_WORDS:\n"
-        '        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 4)\n',
-        "\nBACKWARD_RESIDENT_WORDS = 8192\nBACKWARD_STREAMING_BLOCK = 4096\n",
+        "    if words > FORWARD_RESIDENT_WORDS:\n",
+        'return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 4)',
+        "\nBACKWARD_RESIDENT_WORDS = 8192\nBACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}\n",
+        "\nBACKWARD_STREAMING_BLOCK = 4096\n",
         "\nBACKWARD_SPLIT_BLOCK = 512\n",
         "\n    2048: (2, 4, 3, 5),\n",
         '        return Plan("split", 2, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 2, 6, 3)\n',
@@ -132,3 +133,43 @@ def test_the_tables_of_the_wrapper() -> None:
         assert text in wrapper, text
     assert "RELOAD" not in wrapper and "_reload" not in wrapper
     assert "_reload" not in render_op(plan.row_op.spec)["rmsnorm/kernels.py"]
+
+
+# Rows of wide elements.
+
+
+@pytest.mark.parametrize(
+    ("name", "direction", "widest"),
+    [
+        ("rmsnorm", "forward", {2: 65536, 4: 32768, 8: 8192}),  # reads one matrix
+        ("softmax", "backward", {2: 65536, 4: 16384, 8: 8192}),  # two
+        ("rmsnorm", "backward", {2: 16384, 4: 8192, 8: 4096}),  # two, and sums up a row
+        ("layernorm", "backward", {2: 8192, 4: 8192, 8: 4096}),
+        ("polynorm", "backward", {2: 4096, 4: 4096, 8: 4096}),
+    ],
+)
+def test_wide_elements_have_narrower_tiles(
+    name: str, direction: str, widest: dict[int, int]
+) -> None:
+    assert limits(plan_of(name), direction) == widest
+
+
+def test_a_condition_for_each_element_takes_no_registers() -> None:
+    tuning = "tuning: {forward: {32768: {schedule: resident, rows: 1, warps: 32}}}\n"
+    widest = limits(plan_of("masked_softmax", tuning), "forward")
+    assert widest == limits(plan_of("softmax"), "forward") == {2: 32768, 4: 32768, 8: 8192}
+
+
+def test_tuned_rows_of_wide_elements_are_no_wider_than_the_rule_has_them() -> None:
+    plan = plan_of("rmsnorm", "tuning: {forward: {65536: {schedule: resident}}}\n")
+    assert limits(plan, "forward") == {2: 65536, 4: 32768, 8: 8192}
+    plan = plan_of("rmsnorm", "tuning: {forward: {2048: {schedule: streaming}}}\n")
+    assert limits(plan, "forward") == {2: 1024, 4: 1024, 8: 1024}
+    assert "FORWARD_WIDEST" not in render_op(plan.row_op.spec)["rmsnorm/op.py"]
+
+
+def test_the_wrapper_looks_at_all_matrices_and_at_nothing_else() -> None:
+    for name, matrices in (("rmsnorm", "x"), ("add_layernorm", "x, residual"), ("gelu", None)):
+        wrapper = render_op(plan_of(name).row_op.spec)[f"{name}/op.py"]
+        call = f"self.itemsize = _itemsize(self.compute, {matrices})\n"
+        assert (call in wrapper) == (matrices is not None)

@@ -176,7 +176,7 @@ def test_every_plan_is_launched_and_none_is_remembered(
             for key, tensor in found.items():
                 torch.testing.assert_close(tensor, first[key], rtol=1e-4, atol=1e-5)
     launching.start("forward")
-    assert "resident" in str(subject.function.__globals__["forward_plan"](32, torch.float32))
+    assert "resident" in str(subject.function.__globals__["forward_plan"](32, torch.float32, 4))
 
 
 def test_a_plan_with_other_results_is_refused(

@@ -35,10 +35,14 @@ MAX_FLOAT = sys.float_info.max
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
+# WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
+# registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
 FORWARD_RESIDENT_WORDS = 32768
+FORWARD_WIDEST = {2: 32768, 4: 32768, 8: 8192}
 FORWARD_STREAMING_BLOCK = 16384
-BACKWARD_RESIDENT_WORDS = 32768
+BACKWARD_RESIDENT_WORDS = 16384
 BACKWARD_RELOAD_WORDS = 65536
+BACKWARD_WIDEST = {2: 65536, 4: 16384, 8: 8192}
 BACKWARD_STREAMING_BLOCK = 16384
 
 INTERPRETED = not isinstance(causal_softmax_forward_resident, triton.JITFunction)
@@ -205,6 +209,7 @@ class _Call:
         self.n_columns = x.shape[-1]
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x)
+        self.itemsize = _itemsize(self.compute, x)
         self.is_differentiated = _is_differentiated(x)
         self.forward = _plan_forward(self, x)
         self.backward: dict[object, Launches] = {}
@@ -233,7 +238,7 @@ def _plan_forward(
 ) -> Launches:
     """The launch for tensors like these."""
     n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
-    plan = forward_plan(n_columns, compute)
+    plan = forward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": causal_softmax_forward_resident,
         "streaming": causal_softmax_forward_streaming,
@@ -288,7 +293,7 @@ def _plan_backward(
 ) -> Launches:
     """The launches for tensors like these and the gradients that are asked for."""
     n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
-    plan = backward_plan(n_columns, compute)
+    plan = backward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": causal_softmax_backward_resident,
         "reload": causal_softmax_backward_reload,
@@ -354,22 +359,31 @@ BACKWARD_TILES = {
 }
 
 
-def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
+def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+    element = itemsize if n_columns % 16 == 0 else 8
+    if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+        # In float64 numbers take two registers, and their functions many.
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
 
-def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
+def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     """A function of N and the dtype alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > BACKWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
+    element = itemsize if n_columns % 16 == 0 else 8
+    if words > min(BACKWARD_RELOAD_WORDS, BACKWARD_WIDEST[element]):
+        # In float64 numbers take two registers, and their functions many.
+        return Plan(
+            "streaming",
+            1,
+            BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
+            128 // compute.itemsize,
+        )
     rows, warps = BACKWARD_TILES[max(words, 64)]
     schedule = "resident" if words <= BACKWARD_RESIDENT_WORDS else "reload"
     return Plan(schedule, rows, block, warps)
@@ -448,6 +462,13 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
+
+
+def _itemsize(compute: torch.dtype, *matrices: torch.Tensor | None) -> int:
+    """Bytes of the widest elements of the matrices; 8 where the arithmetic is in float64."""
+    if compute is torch.float64:
+        return 8
+    return max([2, *(matrix.itemsize for matrix in matrices if matrix is not None)])
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

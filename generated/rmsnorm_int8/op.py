@@ -34,8 +34,11 @@ MAX_FLOAT = sys.float_info.max
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
+# WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
+# registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
 FORWARD_RESIDENT_WORDS = 8192
-FORWARD_RELOAD_WORDS = 65536
+FORWARD_RELOAD_WORDS = 32768
+FORWARD_WIDEST = {2: 32768, 4: 32768, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(rmsnorm_int8_forward_resident, triton.JITFunction)
@@ -138,6 +141,7 @@ class _Call:
         self.n_columns = x.shape[-1]
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, weight)
+        self.itemsize = _itemsize(self.compute, x)
         self.is_differentiated = _is_differentiated(x, weight)
         self.forward = _plan_forward(self, x)
 
@@ -165,7 +169,7 @@ def _plan_forward(
 ) -> Launches:
     """The launch for tensors like these."""
     n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
-    plan = forward_plan(n_columns, compute)
+    plan = forward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": rmsnorm_int8_forward_resident,
         "reload": rmsnorm_int8_forward_reload,
@@ -214,16 +218,22 @@ FORWARD_TILES = {
     8192: (1, 16),
     16384: (1, 16),
     32768: (1, 32),
-    65536: (1, 32),
 }
 
 
-def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
+def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
+    element = itemsize if n_columns % 16 == 0 else 8
+    if words > min(FORWARD_RELOAD_WORDS, FORWARD_WIDEST[element]):
+        # In float64 numbers take two registers, and their functions many.
+        return Plan(
+            "streaming",
+            1,
+            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
+            128 // compute.itemsize,
+        )
     rows, warps = FORWARD_TILES[max(words, 64)]
     schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
     return Plan(schedule, rows, block, warps)
@@ -304,6 +314,13 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
+
+
+def _itemsize(compute: torch.dtype, *matrices: torch.Tensor | None) -> int:
+    """Bytes of the widest elements of the matrices; 8 where the arithmetic is in float64."""
+    if compute is torch.float64:
+        return 8
+    return max([2, *(matrix.itemsize for matrix in matrices if matrix is not None)])
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -44,11 +44,15 @@ FEW_TILES = 4
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
+# WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
+# registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
 FORWARD_RESIDENT_WORDS = 8192
 FORWARD_RELOAD_WORDS = 65536
+FORWARD_WIDEST = {2: 65536, 4: 32768, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_RELOAD_WORDS = 16384
+BACKWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
@@ -214,6 +218,7 @@ class _Call:
         self.n_columns = x.shape[-1]
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, gain)
+        self.itemsize = _itemsize(self.compute, x)
         self.is_differentiated = _is_differentiated(x, gain)
         # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
         self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
@@ -251,7 +256,7 @@ def _plan_forward(
 ) -> Launches:
     """The launch for tensors like these."""
     n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
-    plan = forward_plan(n_columns, compute)
+    plan = forward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": scalenorm_forward_resident,
         "reload": scalenorm_forward_reload,
@@ -333,7 +338,7 @@ def _plan_backward(
 ) -> Launches:
     """The launches for tensors like these and the gradients that are asked for."""
     n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
-    plan = backward_plan(n_columns, compute)
+    plan = backward_plan(n_columns, compute, call.itemsize)
     n_sums = sum([needs[1]])
     n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
     stages = _stages(plan, x.itemsize + dy.itemsize, device)
@@ -371,7 +376,7 @@ def _plan_backward(
             n_columns,
             COMPUTE=TRITON_DTYPES[compute],
             ROWS=1,
-            BLOCK=BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize,
+            BLOCK=BACKWARD_STREAMING_BLOCK * 2 // call.itemsize,
             num_warps=16,
         )
         main = Launch(
@@ -456,22 +461,30 @@ BACKWARD_TILES = {
 }
 
 
-def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
+def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RELOAD_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 32)
+    element = itemsize if n_columns % 16 == 0 else 8
+    if words > min(FORWARD_RELOAD_WORDS, FORWARD_WIDEST[element]):
+        # In float64 numbers take two registers, and their functions many.
+        return Plan(
+            "streaming",
+            1,
+            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
+            128 // compute.itemsize,
+        )
     rows, warps = FORWARD_TILES[max(words, 64)]
     schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
     return Plan(schedule, rows, block, warps)
 
 
-def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
+def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     """A function of N and the dtype alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > BACKWARD_RELOAD_WORDS:
+    element = itemsize if n_columns % 16 == 0 else 8
+    if words > min(BACKWARD_RELOAD_WORDS, BACKWARD_WIDEST[element]):
         return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 4, 4, 2)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
     schedule = "resident" if words <= BACKWARD_RESIDENT_WORDS else "reload"
@@ -600,6 +613,13 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
+
+
+def _itemsize(compute: torch.dtype, *matrices: torch.Tensor | None) -> int:
+    """Bytes of the widest elements of the matrices; 8 where the arithmetic is in float64."""
+    if compute is torch.float64:
+        return 8
+    return max([2, *(matrix.itemsize for matrix in matrices if matrix is not None)])
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

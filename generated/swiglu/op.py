@@ -33,9 +33,12 @@ MAX_ROWS = 2**30
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
+# WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
+# registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
 FORWARD_RESIDENT_WORDS = 8192
 FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
+BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(swiglu_forward_resident, triton.JITFunction)
@@ -189,6 +192,7 @@ class _Call:
         self.n_columns = gate.shape[-1]
         self.n_rows = gate.numel() // self.n_columns
         self.compute = _compute_dtype(gate, up)
+        self.itemsize = _itemsize(self.compute, gate, up)
         self.is_differentiated = _is_differentiated(gate, up)
         self.forward = _plan_forward(self, gate, up)
         self.backward: dict[object, Launches] = {}
@@ -278,7 +282,7 @@ def _plan_backward(
 ) -> Launches:
     """The launches for tensors like these and the gradients that are asked for."""
     n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
-    plan = backward_plan(n_columns, compute)
+    plan = backward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": swiglu_backward_resident,
         "streaming": swiglu_backward_streaming,
@@ -345,17 +349,20 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+        # In float64 numbers take two registers, and their functions many.
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
 
-def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
+def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     """A function of N and the dtype alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > BACKWARD_RESIDENT_WORDS:
-        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 4 // compute.itemsize, 16)
+    element = itemsize if n_columns % 16 == 0 else 8
+    if words > min(BACKWARD_RESIDENT_WORDS, BACKWARD_WIDEST[element]):
+        # In float64 numbers take two registers, and their functions many.
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
     rows, warps = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
@@ -435,6 +442,13 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
+
+
+def _itemsize(compute: torch.dtype, *matrices: torch.Tensor | None) -> int:
+    """Bytes of the widest elements of the matrices; 8 where the arithmetic is in float64."""
+    if compute is torch.float64:
+        return 8
+    return max([2, *(matrix.itemsize for matrix in matrices if matrix is not None)])
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

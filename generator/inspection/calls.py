@@ -12,9 +12,9 @@ from kgen.spec import Spec
 DTYPES = ("bfloat16", "float32", "float64")
 # Narrower rows are not called: their tiles hold as many elements as those of rows of 256 columns,
 # and wider numbers take the tiles of bfloat16, whose registers are scarce where rows are long.
-NARROWEST = {"bfloat16": 256, "float32": 8192, "float64": 8192}
+NARROWEST = {"bfloat16": 256, "float32": 8192, "float64": 4096}
 # Widths that no vector fits, beside the widest of all.
-ODD_COLUMNS = (4095,)
+ODD_COLUMNS = (4095, 8191)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ which compiles only what has changed since.
 
 A configuration is a kernel with all that it is compiled for: the dtype of its inputs, the tile, the
 warps, and whether N is a multiple of 16, which vector loads need. The wrappers are called with the
-widest N of each power-of-two bucket, with an odd one and the widest odd one: in bfloat16, as which
-float16 is taken too, from 256 columns on, in float32 and float64 from 8192 on, where registers are
-scarce. Each call has all optional inputs and asks for all gradients; every choice of bool params is
-called. Configurations that several widths share are listed once.
+widest N of each power-of-two bucket, with two odd ones and the widest odd one: in bfloat16, as
+which float16 is taken too, from 256 columns on, in float32 from 8192 and in float64 from 4096 on,
+where registers are scarce. Each call has all optional inputs and asks for all gradients; every
+choice of bool params is called. Configurations that several widths share are listed once.
 
 | column of the data | says |
 |---|---|

@@ -236,7 +236,7 @@ def _boundary_off_by_one(op: OpText) -> Iterator[Site]:
             if not isinstance(node, ast.Compare) or type(node.ops[0]) not in turned:
                 continue
             boundary = op.wrapper.piece(node.comparators[0])
-            if boundary.endswith(("_RESIDENT_WORDS", "_RELOAD_WORDS")):
+            if "_RESIDENT_WORDS" in boundary or "_RELOAD_WORDS" in boundary:
                 text = f"{op.wrapper.piece(node.left)} {turned[type(node.ops[0])]} {boundary}"
                 yield site(op.wrapper, node, text)
 

@@ -36,7 +36,7 @@ def expect_schedules(report: Report, call: Arguments, got: Result, passes: tuple
     if not report.n_rows:
         return
     for name, expected in zip(
-        passes, paths.schedules(report.op, report.shape[-1], call.compute), strict=False
+        passes, paths.schedules(report.op, report.shape[-1], call.itemsize(report.op)), strict=False
     ):
         wrong = paths.wrong_path(expected, got.calls)
         report.expect(wrong is None, f"{name}: {wrong}")

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from kgen.testing.description import Op
 
 # The constants of op.py that a path changes. Forward and backward differ, so that the boundary of
@@ -84,26 +83,31 @@ def on_path(op: Op, path: str) -> Iterator[None]:
         yield
 
 
-def schedules(op: Op, n_columns: int, compute: torch.dtype) -> tuple[str, str]:
-    """The calls that a forward and a backward of rows this long must be counted as."""
+def schedules(op: Op, n_columns: int, itemsize: int) -> tuple[str, str]:
+    """The calls that a forward and a backward of rows this long must be counted as.
+
+    ``itemsize`` is the size in bytes of the matrices' elements: 2, 4, or 8 in float64.
+    """
     return (
-        _schedule(op, "forward", n_columns, compute),
-        _schedule(op, "backward", n_columns, compute),
+        _schedule(op, "forward", n_columns, itemsize),
+        _schedule(op, "backward", n_columns, itemsize),
     )
 
 
-def double_schedule(op: Op, n_columns: int, compute: torch.dtype) -> str:
+def double_schedule(op: Op, n_columns: int, itemsize: int) -> str:
     """The call that a double backward of rows this long must be counted as."""
-    return _schedule(op, "double_backward", n_columns, compute)
+    return _schedule(op, "double_backward", n_columns, itemsize)
 
 
-def _schedule(op: Op, direction: str, n_columns: int, compute: torch.dtype) -> str:
-    words = _padded(n_columns) * compute.itemsize // 4
+def _schedule(op: Op, direction: str, n_columns: int, itemsize: int) -> str:
+    words = _padded(n_columns) * max(4, itemsize) // 4
     prefix = direction.upper()
+    element = itemsize if n_columns % 16 == 0 else 8
+    widest = getattr(op.module, f"{prefix}_WIDEST", {}).get(element, words)
     resident = getattr(op.module, f"{prefix}_RESIDENT_WORDS", 0)
-    if words <= resident:
+    if words <= min(resident, widest):
         return f"{direction}.resident"
-    if words <= getattr(op.module, f"{prefix}_RELOAD_WORDS", resident):
+    if words <= min(getattr(op.module, f"{prefix}_RELOAD_WORDS", resident), widest):
         return f"{direction}.reload"
     is_split = hasattr(op.module, f"{op.name}_{direction}_split_columns")
     return f"{direction}.{'split' if is_split else 'streaming'}"

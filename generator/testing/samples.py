@@ -16,6 +16,9 @@ Tensors = dict[str, torch.Tensor | None]
 PER_ROW_KINDS = ("matrix", "per_row", "per_place")
 """Kinds with something for every row of a matrix of rank 2."""
 
+MATRIX_KINDS = ("matrix", "per_batch", "per_place")
+"""Kinds with a value of their own for each place of a row."""
+
 LONG: Shape = (3, 201)  # no power of two, and several chunks on the lowered path
 
 
@@ -44,6 +47,12 @@ class Arguments:
         """The dtype the kernels calculate in."""
         wide = any(t is not None and t.dtype == torch.float64 for t in self.tensors.values())
         return torch.float64 if wide else torch.float32
+
+    def itemsize(self, op: Op) -> int:
+        """Bytes of the widest elements of the matrices; 8 where the arithmetic is in float64."""
+        matrices = [i for i in op.inputs if i.kind in MATRIX_KINDS and i.element != "bool"]
+        given = [t for i in matrices if (t := self.tensors[i.name]) is not None]
+        return 8 if self.compute == torch.float64 else max([2, *(t.itemsize for t in given)])
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -306,7 +306,7 @@ def _expect_schedule(report: Report, call: Arguments, got: Second) -> None:
     """The double backward ran once, by the schedule that rows this long take, without a copy."""
     if not report.n_rows:
         return
-    expected = paths.double_schedule(report.op, report.shape[-1], call.compute)
+    expected = paths.double_schedule(report.op, report.shape[-1], call.itemsize(report.op))
     wrong = paths.wrong_path(expected, got.calls)
     report.expect(wrong is None, f"double backward: {wrong}")
     report.expect(not got.calls["double_backward.copied"], "a gradient was copied")

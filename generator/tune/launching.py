@@ -54,7 +54,7 @@ class Launching:
         """One call by ``plan``; what it gives, as the op or autograd returns it."""
         made = replace(plan, block=plan.block * 4 // compute_bytes)
         given = self._wrapper["Plan"](*astuple(made))
-        self._wrapper[f"{direction}_plan"] = lambda n_columns, compute: given
+        self._wrapper[f"{direction}_plan"] = lambda *facts: given
         self._remembered.clear()
         if direction == "forward":
             return self._trial.inference()
