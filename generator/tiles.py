@@ -50,8 +50,8 @@ ROW_TILES = (
 )
 # Rows that are read again: two or more programs fit on a multiprocessor, except for the longest.
 RELOAD_TILES = (Tile(16384, 1, 16), Tile(32768, 1, 32), Tile(65536, 1, 32))
-# Gradients read two rows, which fill the registers sooner: with 16 warps a second program fits.
-GRADIENT_RELOAD_TILES = (Tile(32768, 1, 16), Tile(65536, 1, 32))
+# Gradients read two rows, which fill the registers sooner.
+GRADIENT_RELOAD_TILES = (Tile(16384, 1, 32), Tile(32768, 1, 32), Tile(65536, 1, 32))
 # A program walks over many tiles, whose loads are on their way while it works, with the column sums
 # in registers: 32 elements a thread, and as many stages as hide the memory.
 GROUP_TILES = (
@@ -335,7 +335,7 @@ def _gradient_tiles(each: Pass) -> Tiles:
         return _shortened(Tiles(_up_to(ROW_TILES, 8192), 8192, Tile(8192, 1, 16)), live)
     if _reload(each.kernels) is None or live > 3:
         return _shortened(Tiles(_up_to(ROW_TILES, 16384), 16384, chunk), live)
-    return Tiles((*_up_to(ROW_TILES, 16384), *GRADIENT_RELOAD_TILES), 16384, chunk)
+    return Tiles((*_up_to(ROW_TILES, 8192), *GRADIENT_RELOAD_TILES), 8192, chunk)
 
 
 def _sum_tiles(each: Pass) -> Tiles:

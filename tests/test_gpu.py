@@ -57,8 +57,9 @@ def compilations(op: ModuleType) -> int:
 
 def test_sizes_within_a_bucket_share_their_kernels(op: ModuleType) -> None:
     for columns in (4096, 65536 if name_of(op) != "softmax" else 32768):
-        run(op, 64, columns)  # aligned
-        run(op, 64, columns - 3)  # not a multiple of 16
+        for rows in (3, 64):  # column sums of one group of rows, and of several
+            run(op, rows, columns)  # aligned
+            run(op, rows, columns - 3)  # not a multiple of 16
         before = compilations(op)
         assert before
         for rows, narrower in ((1, 16), (2, 7), (63, 32), (1000, 1), (1024, 48), (17, 333)):

@@ -46,7 +46,7 @@ FEW_TILES = 4
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
 FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_STREAMING_BLOCK = 2048
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
@@ -574,7 +574,7 @@ BACKWARD_TILES = {
     64: (32, 4, 3, 4),
     128: (16, 4, 3, 4),
     256: (4, 2, 3, 4),
-    512: (2, 2, 3, 4),
+    512: (4, 2, 3, 4),
     1024: (1, 2, 3, 4),
     2048: (1, 4, 3, 2),
     4096: (1, 8, 3, 1),
@@ -589,12 +589,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
         # In float64 numbers take two registers, and their functions many.
-        return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
-        )
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 8)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

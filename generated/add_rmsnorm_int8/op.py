@@ -37,7 +37,7 @@ MAX_FLOAT = sys.float_info.max
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
 FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_STREAMING_BLOCK = 4096
 
 INTERPRETED = not isinstance(add_rmsnorm_int8_forward_resident, triton.JITFunction)
 
@@ -226,10 +226,10 @@ FORWARD_TILES = {
     128: (8, 2),
     256: (4, 2),
     512: (2, 1),
-    1024: (1, 2),
-    2048: (1, 4),
-    4096: (1, 8),
-    8192: (1, 16),
+    1024: (1, 1),
+    2048: (1, 2),
+    4096: (1, 4),
+    8192: (1, 8),
     16384: (1, 16),
 }
 
@@ -241,12 +241,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
         # In float64 numbers take two registers, and their functions many.
-        return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
-        )
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

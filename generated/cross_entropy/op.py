@@ -38,10 +38,10 @@ MAX_FLOAT = sys.float_info.max
 # reduction, while the cache has them, or are walked in chunks of so many words.
 # WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
-FORWARD_RESIDENT_WORDS = 16384
-FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
-FORWARD_STREAMING_BLOCK = 8192
-BACKWARD_RESIDENT_WORDS = 8192
+FORWARD_RESIDENT_WORDS = 8192
+FORWARD_STREAMING_BLOCK = 2048
+BACKWARD_RESIDENT_WORDS = 16384
+BACKWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 BACKWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(cross_entropy_forward_resident, triton.JITFunction)
@@ -318,7 +318,7 @@ def _plan_forward(
 ) -> Launches:
     """The launch for tensors like these."""
     n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
-    plan = forward_plan(n_columns, compute, call.itemsize)
+    plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": cross_entropy_forward_resident,
         "streaming": cross_entropy_forward_streaming,
@@ -393,7 +393,7 @@ def _plan_backward(
 ) -> Launches:
     """The launches for tensors like these and the gradients that are asked for."""
     n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
-    plan = backward_plan(n_columns, compute)
+    plan = backward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": cross_entropy_backward_resident,
         "streaming": cross_entropy_backward_streaming,
@@ -440,10 +440,9 @@ FORWARD_TILES = {
     256: (4, 1),
     512: (2, 1),
     1024: (1, 1),
-    2048: (1, 1),
+    2048: (1, 2),
     4096: (1, 4),
-    8192: (1, 8),
-    16384: (1, 16),
+    8192: (1, 4),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
@@ -455,31 +454,27 @@ BACKWARD_TILES = {
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 8),
+    16384: (1, 32),
 }
 
 
-def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
+def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+    if words > FORWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
-        )
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 8)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
 
-def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
+def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     """A function of N and the dtype alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > BACKWARD_RESIDENT_WORDS:
+    element = itemsize if n_columns % 16 == 0 else 8
+    if words > min(BACKWARD_RESIDENT_WORDS, BACKWARD_WIDEST[element]):
         # In float64 numbers take two registers, and their functions many.
         return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
     rows, warps = BACKWARD_TILES[max(words, 64)]

@@ -42,7 +42,7 @@ FEW_TILES = 4
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
 FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 1024
@@ -432,12 +432,12 @@ FORWARD_TILES = {
     64: (16, 2),
     128: (8, 2),
     256: (4, 2),
-    512: (2, 1),
+    512: (4, 2),
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
-    16384: (1, 32),
+    16384: (1, 16),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -446,7 +446,7 @@ BACKWARD_TILES = {
     256: (4, 2, 3, 4),
     512: (2, 2, 3, 4),
     1024: (1, 2, 3, 4),
-    2048: (1, 4, 3, 2),
+    2048: (1, 4, 3, 3),
     4096: (1, 8, 3, 2),
 }
 

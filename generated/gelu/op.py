@@ -321,7 +321,7 @@ BACKWARD_TILES = {
     64: (16, 2),
     128: (8, 2),
     256: (4, 2),
-    512: (2, 1),
+    512: (1, 1),
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
@@ -346,12 +346,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan(
-            "streaming",
-            1,
-            BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
-        )
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
     rows, warps = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

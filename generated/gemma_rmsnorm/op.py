@@ -463,8 +463,8 @@ FORWARD_TILES = {
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
-    16384: (1, 16),
-    32768: (1, 32),
+    16384: (1, 8),
+    32768: (1, 8),
     65536: (1, 32),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.

@@ -490,10 +490,10 @@ FORWARD_TILES = {
     64: (16, 2),
     128: (8, 2),
     256: (4, 2),
-    512: (1, 2),
-    1024: (1, 2),
+    512: (1, 1),
+    1024: (1, 1),
     2048: (1, 4),
-    4096: (1, 8),
+    4096: (1, 4),
     8192: (1, 8),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.

@@ -89,6 +89,55 @@ def head_rmsnorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_places", "eps"])
+def head_rmsnorm_forward_reload(
+    x_ptr,
+    weight_ptr,
+    y_ptr,
+    rstd_ptr,
+    x_row_stride,
+    weight_row_stride,
+    n_rows,
+    n_columns,
+    n_places,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    place_index = row % n_places
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    eps = tl.full((1, 1), eps, COMPUTE)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    mean_x_squared = row_mean(x * x, n_columns)
+    # rstd = rsqrt(mean(x * x) + eps)
+    rstd = tl.rsqrt(mean_x_squared + eps)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=in_rows)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    if weight_ptr is not None:
+        weight = tl.load(
+            weight_ptr + place_index * weight_row_stride + column, mask=mask, other=1.0
+        ).to(COMPUTE)
+    # y = x * rstd * weight
+    y = x * rstd
+    if weight_ptr is not None:
+        y = y * weight
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_places", "eps"])
 def head_rmsnorm_forward_streaming(
     x_ptr,
     weight_ptr,
@@ -196,94 +245,6 @@ def head_rmsnorm_backward_resident(
             # dx = rstd * (g - xhat * mean(g * xhat))
             dx = rstd * (g - xhat * row_mean(g * xhat, n_columns))
             tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
-
-        if dweight_partial_ptr is not None:
-            # dweight = sum_rows(dy * xhat)
-            dweight += column_sum(dy * xhat)
-
-    if dweight_partial_ptr is not None:
-        tl.store(dweight_partial_ptr + group * n_columns + column, dweight, mask=in_columns)
-
-
-@triton.jit(do_not_specialize=["n_rows", "n_places", "n_splits"])
-def head_rmsnorm_backward_reload(
-    x_ptr,
-    weight_ptr,
-    rstd_ptr,
-    dy_ptr,
-    dx_ptr,
-    dweight_partial_ptr,
-    x_row_stride,
-    weight_row_stride,
-    dy_row_stride,
-    n_rows,
-    n_columns,
-    n_places,
-    n_splits,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Whole rows, read twice: n_splits programs for each place take tiles of its rows in turn."""
-    group = tl.program_id(0).to(tl.int64)
-    place_index = group // n_splits
-    split_index = (group % n_splits).to(tl.int32)
-    n_batches = n_rows // n_places
-    column = tl.arange(0, BLOCK)[None, :]
-    in_columns = column < n_columns
-    dweight = tl.zeros((1, BLOCK), COMPUTE)
-
-    for start in tl.range(split_index * ROWS, n_batches, n_splits * ROWS, num_stages=STAGES):
-        batch_index = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
-        row = batch_index * n_places + place_index
-        in_rows = batch_index < n_batches
-        mask = in_rows & in_columns
-        rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
-
-        x = tl.load(
-            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
-        ).to(COMPUTE)
-        dy = tl.load(
-            dy_ptr + row * dy_row_stride + column,
-            mask=mask,
-            other=0.0,
-            eviction_policy="evict_last",
-        ).to(COMPUTE)
-        xhat = x * rstd
-        # g = dy * weight
-        g = dy
-        if weight_ptr is not None:
-            weight = tl.load(
-                weight_ptr + place_index * weight_row_stride + column, mask=in_columns, other=0.0
-            ).to(COMPUTE)
-            g = g * weight
-
-        mean_g_xhat = row_mean(g * xhat, n_columns)
-
-        # Read again: the cache has the row, and registers would be short.
-        x = tl.load(
-            x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-        ).to(COMPUTE)
-        dy = tl.load(
-            dy_ptr + row * dy_row_stride + column,
-            mask=mask,
-            other=0.0,
-            eviction_policy="evict_first",
-        ).to(COMPUTE)
-        xhat = x * rstd
-        # g = dy * weight
-        g = dy
-        if weight_ptr is not None:
-            weight = tl.load(
-                weight_ptr + place_index * weight_row_stride + column, mask=in_columns, other=0.0
-            ).to(COMPUTE)
-            g = g * weight
-
-        if dx_ptr is not None:
-            # dx = rstd * (g - xhat * mean(g * xhat))
-            dx = rstd * (g - xhat * mean_g_xhat)
-            tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
 
         if dweight_partial_ptr is not None:
             # dweight = sum_rows(dy * xhat)

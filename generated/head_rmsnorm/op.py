@@ -16,10 +16,10 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .kernels import (
-    head_rmsnorm_backward_reload,
     head_rmsnorm_backward_resident,
     head_rmsnorm_backward_split_columns,
     head_rmsnorm_backward_split_rows,
+    head_rmsnorm_forward_reload,
     head_rmsnorm_forward_resident,
     head_rmsnorm_forward_streaming,
     head_rmsnorm_sum_groups,
@@ -46,11 +46,11 @@ FEW_TILES = 4
 # WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
 FORWARD_RESIDENT_WORDS = 32768
-FORWARD_WIDEST = {2: 32768, 4: 16384, 8: 8192}
+FORWARD_RELOAD_WORDS = 65536
+FORWARD_WIDEST = {2: 65536, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
-BACKWARD_RELOAD_WORDS = 16384
-BACKWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
+BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
@@ -256,6 +256,7 @@ def _plan_forward(
     plan = forward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": head_rmsnorm_forward_resident,
+        "reload": head_rmsnorm_forward_reload,
         "streaming": head_rmsnorm_forward_streaming,
     }[plan.schedule]
     main = Launch(
@@ -343,12 +344,8 @@ def _plan_backward(
     if plan.schedule != "split":
         rows = None
         sum_groups, sum_block = SUM_GROUPS, SUM_BLOCK
-        kernel = {
-            "resident": head_rmsnorm_backward_resident,
-            "reload": head_rmsnorm_backward_reload,
-        }[plan.schedule]
         main = Launch(
-            kernel,
+            head_rmsnorm_backward_resident,
             (n_groups,),
             device,
             _row_stride(x),
@@ -452,6 +449,7 @@ FORWARD_TILES = {
     8192: (1, 8),
     16384: (1, 16),
     32768: (1, 32),
+    65536: (1, 32),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -463,7 +461,6 @@ BACKWARD_TILES = {
     2048: (2, 4, 3, 2),
     4096: (2, 8, 3, 1),
     8192: (1, 16, 3, 1),
-    16384: (1, 16, 1, 1),
 }
 
 
@@ -472,7 +469,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+    if words > min(FORWARD_RELOAD_WORDS, FORWARD_WIDEST[element]):
         # In float64 numbers take two registers, and their functions many.
         return Plan(
             "streaming",
@@ -481,7 +478,8 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
             128 // compute.itemsize,
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
-    return Plan("resident", rows, block, warps)
+    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
+    return Plan(schedule, rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
@@ -489,11 +487,10 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(BACKWARD_RELOAD_WORDS, BACKWARD_WIDEST[element]):
+    if words > min(BACKWARD_RESIDENT_WORDS, BACKWARD_WIDEST[element]):
         return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 4, 4, 2)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= BACKWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps, stages, programs)
+    return Plan("resident", rows, block, warps, stages, programs)
 
 
 def _n_groups(

@@ -35,8 +35,8 @@ MAX_ROWS = 2**30
 # reduction, while the cache has them, or are walked in chunks of so many words.
 # WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
-FORWARD_RESIDENT_WORDS = 32768
-FORWARD_WIDEST = {2: 32768, 4: 16384, 8: 8192}
+FORWARD_RESIDENT_WORDS = 16384
+FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_STREAMING_BLOCK = 8192
@@ -336,7 +336,6 @@ FORWARD_TILES = {
     4096: (1, 4),
     8192: (1, 8),
     16384: (1, 16),
-    32768: (1, 32),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {

@@ -43,15 +43,12 @@ FEW_TILES = 4
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-# WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
-# registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_RELOAD_WORDS = 16384
-FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_RESIDENT_WORDS = 4096
+FORWARD_RELOAD_WORDS = 8192
+FORWARD_STREAMING_BLOCK = 4096
 BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
-BACKWARD_SPLIT_BLOCK = 1024
+BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
 SUM_GROUPS, SUM_BLOCK = 256, 32
 # Of rows that are split among programs there are fewer groups.
@@ -306,7 +303,7 @@ def _plan_forward(
 ) -> Launches:
     """The launch for tensors like these."""
     n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
-    plan = forward_plan(n_columns, compute, call.itemsize)
+    plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": polynorm_forward_resident,
         "reload": polynorm_forward_reload,
@@ -594,8 +591,7 @@ FORWARD_TILES = {
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 16),
-    16384: (1, 16),
+    8192: (1, 4),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -609,19 +605,13 @@ BACKWARD_TILES = {
 }
 
 
-def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
+def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RELOAD_WORDS, FORWARD_WIDEST[element]):
+    if words > FORWARD_RELOAD_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
-        )
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
     return Plan(schedule, rows, block, warps)
@@ -632,7 +622,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
-        return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 2, 3, 4)
+        return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 4, 4, 2)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps, stages, programs)
 

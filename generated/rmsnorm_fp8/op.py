@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .kernels import (
-    rmsnorm_fp8_forward_reload,
     rmsnorm_fp8_forward_resident,
     rmsnorm_fp8_forward_streaming,
 )
@@ -36,8 +35,7 @@ MAX_FLOAT = sys.float_info.max
 # reduction, while the cache has them, or are walked in chunks of so many words.
 # WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_RELOAD_WORDS = 32768
+FORWARD_RESIDENT_WORDS = 32768
 FORWARD_WIDEST = {2: 32768, 4: 32768, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
 
@@ -171,7 +169,6 @@ def _plan_forward(
     plan = forward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": rmsnorm_fp8_forward_resident,
-        "reload": rmsnorm_fp8_forward_reload,
         "streaming": rmsnorm_fp8_forward_streaming,
     }[plan.schedule]
     main = Launch(
@@ -212,11 +209,11 @@ FORWARD_TILES = {
     256: (4, 2),
     512: (4, 1),
     1024: (1, 1),
-    2048: (1, 4),
+    2048: (1, 2),
     4096: (1, 4),
     8192: (1, 8),
     16384: (1, 16),
-    32768: (1, 32),
+    32768: (1, 16),
 }
 
 
@@ -225,7 +222,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RELOAD_WORDS, FORWARD_WIDEST[element]):
+    if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
         # In float64 numbers take two registers, and their functions many.
         return Plan(
             "streaming",
@@ -234,8 +231,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
             128 // compute.itemsize,
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def _problem(

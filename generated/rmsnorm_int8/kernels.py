@@ -88,62 +88,6 @@ def rmsnorm_int8_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
-def rmsnorm_int8_forward_reload(
-    x_ptr,
-    weight_ptr,
-    q_ptr,
-    scale_ptr,
-    x_row_stride,
-    n_rows,
-    n_columns,
-    eps: tl.float64,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    in_rows = row < n_rows
-    in_columns = column < n_columns
-    mask = in_rows & in_columns
-    eps = tl.full((1, 1), eps, COMPUTE)
-
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
-    ).to(COMPUTE)
-    # h = x * weight
-    h = x
-    if weight_ptr is not None:
-        weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
-        h = h * weight
-
-    mean_x_squared = row_mean(x * x, n_columns)
-    max_abs_h = row_max(tl.where(in_columns, tl.abs(h), float("-inf")))
-    # rstd = rsqrt(mean(x * x) + eps)
-    rstd = tl.rsqrt(mean_x_squared + eps)
-    # scale = maximum(max(abs(h)) * rstd, 1.0e-12) / 127
-    scale = nan_maximum(max_abs_h * rstd, tl.full((1, 1), 1e-12, COMPUTE)) / 127
-    tl.store(scale_ptr + row, scale, mask=in_rows)
-
-    less_scale = scale < float("inf")
-
-    # Read again: the cache has the row, and registers would be short.
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-    ).to(COMPUTE)
-    # h = x * weight
-    h = x
-    if weight_ptr is not None:
-        weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
-        h = h * weight
-
-    # q = where(scale < inf, round(h * rstd / scale), 0)
-    q = tl.where(less_scale, round_half_even(h * rstd / scale), 0)
-    tl.store(q_ptr + row * n_columns + column, q, mask=mask, cache_modifier=".cs")
-
-
-@triton.jit(do_not_specialize=["n_rows", "eps"])
 def rmsnorm_int8_forward_streaming(
     x_ptr,
     weight_ptr,

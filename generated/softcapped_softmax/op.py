@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .kernels import (
+    softcapped_softmax_backward_reload,
     softcapped_softmax_backward_resident,
     softcapped_softmax_backward_streaming,
     softcapped_softmax_forward_resident,
@@ -39,7 +40,8 @@ MAX_FLOAT = sys.float_info.max
 FORWARD_RESIDENT_WORDS = 32768
 FORWARD_WIDEST = {2: 32768, 4: 32768, 8: 8192}
 FORWARD_STREAMING_BLOCK = 16384
-BACKWARD_RESIDENT_WORDS = 16384
+BACKWARD_RESIDENT_WORDS = 8192
+BACKWARD_RELOAD_WORDS = 16384
 BACKWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 8192
 
@@ -279,6 +281,7 @@ def _plan_backward(
     plan = backward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": softcapped_softmax_backward_resident,
+        "reload": softcapped_softmax_backward_reload,
         "streaming": softcapped_softmax_backward_streaming,
     }[plan.schedule]
     main = Launch(
@@ -336,7 +339,7 @@ BACKWARD_TILES = {
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
-    16384: (1, 32),
+    16384: (1, 16),
 }
 
 
@@ -357,7 +360,7 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(BACKWARD_RESIDENT_WORDS, BACKWARD_WIDEST[element]):
+    if words > min(BACKWARD_RELOAD_WORDS, BACKWARD_WIDEST[element]):
         # In float64 numbers take two registers, and their functions many.
         return Plan(
             "streaming",
@@ -366,7 +369,8 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
             128 // compute.itemsize,
         )
     rows, warps = BACKWARD_TILES[max(words, 64)]
-    return Plan("resident", rows, block, warps)
+    schedule = "resident" if words <= BACKWARD_RESIDENT_WORDS else "reload"
+    return Plan(schedule, rows, block, warps)
 
 
 def _problem(
