@@ -255,7 +255,9 @@ class _Writer:
         used |= {result.name for result in self.program.results}
         for variable in self.program.variables:
             is_read = variable.role is not Role.PARAM and variable.name in used
-            if is_read and variable.type.kind in kinds:
+            # Shared values wait until they are used, where each row has its own: registers are short.
+            waits = variable.sharing is not None and variable.type.kind is Kind.MATRIX
+            if is_read and variable.type.kind in kinds and not waits:
                 self._load(variable)
 
     def fetch(self, walks: Sequence[Walk]) -> None:
@@ -267,8 +269,9 @@ class _Writer:
         self.reads_again = self.reads_again or len(walks) > 1
         self.is_last = len(walks) == 1
         for variable in self.program.variables:
-            if variable.name in walks[0].names and variable.type.kind is Kind.MATRIX:
-                if self.reads_again and variable.sharing is None:
+            is_read = variable.name in walks[0].names and variable.type.kind is Kind.MATRIX
+            if is_read and variable.sharing is None:
+                if self.reads_again:
                     is_first = variable.name not in self.eviction
                     # Loads that differ in nothing would become one, and stay in registers.
                     kept = "evict_last" if is_first else ""

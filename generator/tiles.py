@@ -320,7 +320,7 @@ def _forward_tiles(kernels: tuple[Kernel, ...]) -> Tiles:
         lighter = tuple(replace(t, warps=max(1, t.warps // 2)) for t in ROW_TILES)
         return _shortened(Tiles(_up_to(lighter, 16384), 16384, Tile(8192, 1, 32)), live)
     if walks == 1:
-        return _shortened(Tiles(_up_to(ROW_TILES, 8192), 8192, Tile(8192, 1, 16)), live)
+        return _shortened(Tiles(_up_to(ROW_TILES, 8192), 8192, Tile(16384, 1, 32)), live)
     chunk = Tile(8192, 1, 32) if walks == 2 else Tile(16384, 1, 16)
     if _reload(kernels) is None or live > 2:
         return _shortened(Tiles(_up_to(ROW_TILES, 16384), 16384, chunk), live)

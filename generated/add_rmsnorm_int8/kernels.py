@@ -34,10 +34,9 @@ def row_max(values):
 
 @triton.jit
 def round_half_even(x):
-    low = tl.floor(x)
-    is_odd = low - 2.0 * tl.floor(low * 0.5) > 0.5
-    up = (x - low > 0.5) | ((x - low == 0.5) & is_odd)
-    whole = tl.where(up, low + 1.0, low)
+    """Beside a number so large that its neighbours are 1 apart, an addition rounds."""
+    large = 6755399441055744.0 if x.dtype == tl.float64 else 12582912.0
+    whole = tl.where(tl.abs(x) < large / 3, (x + large) - large, x)
     return tl.where(whole == 0.0, x * 0.0, whole)
 
 
@@ -91,8 +90,8 @@ def add_rmsnorm_int8_forward_resident(
     )
     tl.store(scale_ptr + row, scale, mask=in_rows)
 
-    # q = where(scale < inf, round(g * rstd / scale), 0)
-    q = tl.where(scale < float("inf"), round_half_even(g * rstd / scale), 0)
+    # q = where(scale < inf, round(g * (rstd / scale)), 0)
+    q = tl.where(scale < float("inf"), round_half_even(g * (rstd / scale)), 0)
     tl.store(q_ptr + row * n_columns + column, q, mask=mask)
 
 
@@ -155,6 +154,7 @@ def add_rmsnorm_int8_forward_streaming(
     tl.store(scale_ptr + row, scale, mask=in_rows)
 
     less_scale = scale < float("inf")
+    rstd_over_scale = rstd / scale
 
     # Backwards, from the chunks that the cache has got last.
     last_start = (n_columns - 1) // BLOCK * BLOCK
@@ -178,6 +178,6 @@ def add_rmsnorm_int8_forward_streaming(
             weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
             g = g * weight
 
-        # q = where(scale < inf, round(g * rstd / scale), 0)
-        q = tl.where(less_scale, round_half_even(g * rstd / scale), 0)
+        # q = where(scale < inf, round(g * (rstd / scale)), 0)
+        q = tl.where(less_scale, round_half_even(g * rstd_over_scale), 0)
         tl.store(q_ptr + row * n_columns + column, q, mask=mask, cache_modifier=".cs")

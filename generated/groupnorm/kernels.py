@@ -101,18 +101,6 @@ def groupnorm_forward_resident(
     eps = tl.full((1, 1), eps, COMPUTE)
 
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-    if weight_ptr is not None:
-        weight = tl.load(
-            weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
-            mask=mask,
-            other=1.0,
-        ).to(COMPUTE)
-    if bias_ptr is not None:
-        bias = tl.load(
-            bias_ptr + place_index * bias_row_stride + shared_column(column, bias_width),
-            mask=mask,
-            other=0.0,
-        ).to(COMPUTE)
     # mu = mean(x)
     mu = row_mean(x, n_columns)
     if mu_ptr is not None:
@@ -126,8 +114,18 @@ def groupnorm_forward_resident(
     # y = (x - mu) * rstd * weight + bias
     y = (x - mu) * rstd
     if weight_ptr is not None:
+        weight = tl.load(
+            weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
+            mask=mask,
+            other=1.0,
+        ).to(COMPUTE)
         y = y * weight
     if bias_ptr is not None:
+        bias = tl.load(
+            bias_ptr + place_index * bias_row_stride + shared_column(column, bias_width),
+            mask=mask,
+            other=0.0,
+        ).to(COMPUTE)
         y = y + bias
     tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
@@ -197,23 +195,21 @@ def groupnorm_forward_streaming(
         x = tl.load(
             x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
         ).to(COMPUTE)
+        # y = (x - mu) * rstd * weight + bias
+        y = (x - mu) * rstd
         if weight_ptr is not None:
             weight = tl.load(
                 weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
                 mask=mask,
                 other=1.0,
             ).to(COMPUTE)
+            y = y * weight
         if bias_ptr is not None:
             bias = tl.load(
                 bias_ptr + place_index * bias_row_stride + shared_column(column, bias_width),
                 mask=mask,
                 other=0.0,
             ).to(COMPUTE)
-        # y = (x - mu) * rstd * weight + bias
-        y = (x - mu) * rstd
-        if weight_ptr is not None:
-            y = y * weight
-        if bias_ptr is not None:
             y = y + bias
         tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
@@ -325,17 +321,16 @@ def groupnorm_backward_split_rows(
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+        xhat = (x - mu) * rstd
+        # g = dy * weight
+        g = dy
         if weight_ptr is not None:
             weight = tl.load(
                 weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
                 mask=mask,
                 other=1.0,
             ).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        xhat = (x - mu) * rstd
-        # g = dy * weight
-        g = dy
-        if weight_ptr is not None:
             g = g * weight
 
         mean_g_lanes += g

@@ -72,10 +72,6 @@ def head_rmsnorm_forward_resident(
     eps = tl.full((1, 1), eps, COMPUTE)
 
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-    if weight_ptr is not None:
-        weight = tl.load(
-            weight_ptr + place_index * weight_row_stride + column, mask=mask, other=1.0
-        ).to(COMPUTE)
     # rstd = rsqrt(mean(x * x) + eps)
     rstd = tl.rsqrt(row_mean(x * x, n_columns) + eps)
     if rstd_ptr is not None:
@@ -84,6 +80,9 @@ def head_rmsnorm_forward_resident(
     # y = x * rstd * weight
     y = x * rstd
     if weight_ptr is not None:
+        weight = tl.load(
+            weight_ptr + place_index * weight_row_stride + column, mask=mask, other=1.0
+        ).to(COMPUTE)
         y = y * weight
     tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
@@ -126,13 +125,12 @@ def head_rmsnorm_forward_reload(
     x = tl.load(
         x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
     ).to(COMPUTE)
+    # y = x * rstd * weight
+    y = x * rstd
     if weight_ptr is not None:
         weight = tl.load(
             weight_ptr + place_index * weight_row_stride + column, mask=mask, other=1.0
         ).to(COMPUTE)
-    # y = x * rstd * weight
-    y = x * rstd
-    if weight_ptr is not None:
         y = y * weight
     tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
@@ -183,13 +181,12 @@ def head_rmsnorm_forward_streaming(
         x = tl.load(
             x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
         ).to(COMPUTE)
+        # y = x * rstd * weight
+        y = x * rstd
         if weight_ptr is not None:
             weight = tl.load(
                 weight_ptr + place_index * weight_row_stride + column, mask=mask, other=1.0
             ).to(COMPUTE)
-        # y = x * rstd * weight
-        y = x * rstd
-        if weight_ptr is not None:
             y = y * weight
         tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
@@ -283,15 +280,14 @@ def head_rmsnorm_backward_split_rows(
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        if weight_ptr is not None:
-            weight = tl.load(
-                weight_ptr + place_index * weight_row_stride + column, mask=mask, other=1.0
-            ).to(COMPUTE)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         xhat = x * rstd
         # g = dy * weight
         g = dy
         if weight_ptr is not None:
+            weight = tl.load(
+                weight_ptr + place_index * weight_row_stride + column, mask=mask, other=1.0
+            ).to(COMPUTE)
             g = g * weight
 
         mean_g_xhat_lanes += g * xhat

@@ -93,14 +93,6 @@ def modulated_layernorm_forward_resident(
     eps = tl.full((1, 1), eps, COMPUTE)
 
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-    if scale_ptr is not None:
-        scale = tl.load(
-            scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
-        ).to(COMPUTE)
-    if shift_ptr is not None:
-        shift = tl.load(
-            shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
-        ).to(COMPUTE)
     # mu = mean(x)
     mu = row_mean(x, n_columns)
     if mu_ptr is not None:
@@ -114,8 +106,14 @@ def modulated_layernorm_forward_resident(
     # y = (x - mu) * rstd * (1 + scale) + shift
     y = (x - mu) * rstd
     if scale_ptr is not None:
+        scale = tl.load(
+            scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
         y = y * (1 + scale)
     if shift_ptr is not None:
+        shift = tl.load(
+            shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
         y = y + shift
     tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
@@ -183,19 +181,17 @@ def modulated_layernorm_forward_streaming(
         x = tl.load(
             x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
         ).to(COMPUTE)
+        # y = (x - mu) * rstd * (1 + scale) + shift
+        y = (x - mu) * rstd
         if scale_ptr is not None:
             scale = tl.load(
                 scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
             ).to(COMPUTE)
+            y = y * (1 + scale)
         if shift_ptr is not None:
             shift = tl.load(
                 shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
             ).to(COMPUTE)
-        # y = (x - mu) * rstd * (1 + scale) + shift
-        y = (x - mu) * rstd
-        if scale_ptr is not None:
-            y = y * (1 + scale)
-        if shift_ptr is not None:
             y = y + shift
         tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
@@ -302,15 +298,14 @@ def modulated_layernorm_backward_split_rows(
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        if scale_ptr is not None:
-            scale = tl.load(
-                scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
-            ).to(COMPUTE)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         xhat = (x - mu) * rstd
         # g = dy * (1 + scale)
         g = dy
         if scale_ptr is not None:
+            scale = tl.load(
+                scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
+            ).to(COMPUTE)
             g = g * (1 + scale)
 
         mean_g_lanes += g

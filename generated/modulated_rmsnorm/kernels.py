@@ -74,14 +74,6 @@ def modulated_rmsnorm_forward_resident(
     eps = tl.full((1, 1), eps, COMPUTE)
 
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-    if scale_ptr is not None:
-        scale = tl.load(
-            scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
-        ).to(COMPUTE)
-    if shift_ptr is not None:
-        shift = tl.load(
-            shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
-        ).to(COMPUTE)
     # rstd = rsqrt(mean(x * x) + eps)
     rstd = tl.rsqrt(row_mean(x * x, n_columns) + eps)
     if rstd_ptr is not None:
@@ -90,8 +82,14 @@ def modulated_rmsnorm_forward_resident(
     # y = x * rstd * (1 + scale) + shift
     y = x * rstd
     if scale_ptr is not None:
+        scale = tl.load(
+            scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
         y = y * (1 + scale)
     if shift_ptr is not None:
+        shift = tl.load(
+            shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
+        ).to(COMPUTE)
         y = y + shift
     tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
@@ -144,19 +142,17 @@ def modulated_rmsnorm_forward_streaming(
         x = tl.load(
             x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
         ).to(COMPUTE)
+        # y = x * rstd * (1 + scale) + shift
+        y = x * rstd
         if scale_ptr is not None:
             scale = tl.load(
                 scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
             ).to(COMPUTE)
+            y = y * (1 + scale)
         if shift_ptr is not None:
             shift = tl.load(
                 shift_ptr + batch_index * shift_row_stride + column, mask=mask, other=0.0
             ).to(COMPUTE)
-        # y = x * rstd * (1 + scale) + shift
-        y = x * rstd
-        if scale_ptr is not None:
-            y = y * (1 + scale)
-        if shift_ptr is not None:
             y = y + shift
         tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
@@ -257,15 +253,14 @@ def modulated_rmsnorm_backward_split_rows(
         in_columns = column < n_columns
         mask = in_rows & in_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        if scale_ptr is not None:
-            scale = tl.load(
-                scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
-            ).to(COMPUTE)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         xhat = x * rstd
         # g = dy * (1 + scale)
         g = dy
         if scale_ptr is not None:
+            scale = tl.load(
+                scale_ptr + batch_index * scale_row_stride + column, mask=mask, other=0.0
+            ).to(COMPUTE)
             g = g * (1 + scale)
 
         mean_g_xhat_lanes += g * xhat

@@ -36,7 +36,7 @@ MAX_ROWS = 2**30
 # WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
 FORWARD_RESIDENT_WORDS = 8192
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 8192
@@ -350,7 +350,12 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
+        return Plan(
+            "streaming",
+            1,
+            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
+            128 // compute.itemsize,
+        )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
