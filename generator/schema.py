@@ -17,6 +17,7 @@ from kgen.spec import (
     LARGEST_SCRATCH_MIB,
     LIMITS_KEYS,
     LINE_LIMIT,
+    LONG_KEYS,
     MODULE_PATTERN,
     MOST_PEERS,
     NAME_PATTERN,
@@ -185,9 +186,13 @@ def _tile(keys: Sequence[Key], schedules: Sequence[str] = ()) -> Schema:
 def _direction(schedules: Sequence[str], **more: Schema) -> Schema:
     """The tiles by width, and those of chunks."""
     widths = "|".join(map(str, TUNED_WIDTHS))
+    whole = [name for name in schedules if name not in LONG_KEYS]
+    tiles = [_tile(TILE_KEYS, whole)]
+    for name in schedules[len(whole) :]:
+        tiles.append({**_tile((TILE_KEYS[0], *LONG_KEYS[name]), [name]), "required": ["schedule"]})
     return {
         "type": "object",
-        "patternProperties": {f"^({widths})$": _tile(TILE_KEYS, schedules)},
+        "patternProperties": {f"^({widths})$": _choices(*tiles)},
         "properties": {"streaming": _tile(CHUNK_KEYS), **more},
         "additionalProperties": False,
         "minProperties": 1,

@@ -277,6 +277,10 @@ SPLIT_KEYS = (
     Key("block", "words of a tile's columns: a power of two"),
     *TILE_KEYS[1:],
 )
+LONG_KEYS = {"streaming": CHUNK_KEYS, "split": SPLIT_KEYS}
+"""What a width says beside ``schedule`` where its rows are walked in chunks."""
+WIDTH_KEYS = (TILE_KEYS[0], *SPLIT_KEYS)
+"""What widths say, of whatever schedule."""
 SCHEDULES = ("resident", "reload", "streaming", "split")
 """How rows are taken, narrow ones first; ``split`` is ``streaming`` where gradients are summed."""
 LONG_SCHEDULES = SCHEDULES[2:]

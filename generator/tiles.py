@@ -99,12 +99,14 @@ class Tiles:
             again after each reduction.
         streaming: the chunk of a row's walk, or of that of the split's first kernel.
         split: the tile of the split's second kernel.
+        chunks: by width, what rows take in place of the streaming chunk, or of the split's tile.
     """
 
     whole: tuple[Tile, ...]
     resident_words: int
     streaming: Tile
     split: Tile = Tile(2048, 1, 4, 4, 2)
+    chunks: tuple[tuple[int, Tile], ...] = ()
 
     @property
     def whole_words(self) -> int:
@@ -114,6 +116,10 @@ class Tiles:
     def tile(self, words: int) -> Tile | None:
         """The tile that spans rows of ``words`` words, or None if they are walked in chunks."""
         return next((tile for tile in self.whole if tile.words == words), None)
+
+    def chunk(self, words: int, is_split: bool) -> Tile:
+        """What rows of ``words`` words are walked in; split where gradients are summed up."""
+        return dict(self.chunks).get(words, self.split if is_split else self.streaming)
 
     def rank(self, words: int) -> int:
         """The place of their schedule: resident, reload, and in chunks."""
@@ -219,11 +225,12 @@ class _Retiling:
         self._check_kernels()
         streaming, split = self._streaming(), self._split()
         ranks = {words: self._rank(words) for words in TUNED_WIDTHS}
+        chunks = self._chunks(split if self.has_sums else streaming)
         whole = [tile for words in TUNED_WIDTHS if (tile := self._tile(words, ranks[words]))]
         if len(self.problems) > before:
             return self.rule
         resident = max(words for words in TUNED_WIDTHS if ranks[words] == 0)
-        return Tiles(tuple(whole), resident, streaming, split)
+        return Tiles(tuple(whole), resident, streaming, split, chunks)
 
     def _check_kernels(self) -> None:
         """Schedules that the direction has, and values that its kernels take."""
@@ -264,6 +271,17 @@ class _Retiling:
             replace(self.rule.split, words=tuned.value("block", self.rule.split.words)), tuned
         )
 
+    def _chunks(self, usual: Tile) -> tuple[tuple[int, Tile], ...]:
+        """By width, where rows are walked in other chunks than the usual one."""
+        found = []
+        for words, tuned in self.tuning.widths:
+            if tuned.schedule in LONG_SCHEDULES and tuned.values:
+                chunk = self._retiled(
+                    replace(usual, words=tuned.value("block", usual.words)), tuned
+                )
+                found += [(words, chunk)] * (chunk != usual)
+        return tuple(found)
+
     def _rank(self, words: int) -> int:
         """The place of the schedule: that of the rule, between those that the spec says."""
         rank = self.rule.rank(words)
@@ -280,11 +298,10 @@ class _Retiling:
         tuned = dict(self.tuning.widths).get(words)
         tile = self.rule.tile(words)
         if rank == 2:
-            for value in tuned.values if tuned is not None else ():
-                message = (
-                    f"rows of {words} words are walked in chunks, which have no '{value.name}'"
-                )
-                self.problems.add(f"{message}: say 'schedule' too, or remove it", value.at)
+            for value in tuned.values if tuned is not None and tuned.schedule is None else ():
+                message = f"rows of {words} words are walked in chunks"
+                advice = f"say 'schedule' beside '{value.name}', or remove it"
+                self.problems.add(f"{message}: {advice}", value.at)
             return None
         if tile is not None:
             return tile if tuned is None else self._retiled(tile, tuned)

@@ -180,8 +180,9 @@ def launch(plan: OpSchedule, direction: str, columns: int, element: int) -> Laun
         return Launch(schedule, (kernel,), tile, block, walks(kernel))
     passes = sum(walks(kernel) for kernel in long)
     if any(k.form is Form.SPLIT_COLUMNS for k in long):
-        return Launch("split", long, tiles.split, tiles.split.words * 4 // compute_bytes, passes)
-    chunk = tiles.streaming
+        tile = tiles.chunk(words, is_split=True)
+        return Launch("split", long, tile, tile.words * 4 // compute_bytes, passes)
+    chunk = tiles.chunk(words, is_split=False)
     if compute_bytes == 8:
         chunk = replace(chunk, words=chunk.words // 2, warps=min(chunk.warps, 16))
     return Launch("streaming", long, chunk, chunk.words * 4 // compute_bytes, passes)

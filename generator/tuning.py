@@ -9,14 +9,15 @@ from kgen.fields import Field, Fields, words
 from kgen.spec import (
     CHUNK_KEYS,
     LEAST_LONG_WORDS,
+    LONG_KEYS,
     LONG_SCHEDULES,
     POWERS_OF_TWO,
     SCHEDULES,
     SPLIT_KEYS,
-    TILE_KEYS,
     TUNED_RANGES,
     TUNED_WIDTHS,
     TUNING_KEYS,
+    WIDTH_KEYS,
     Key,
     TunedTile,
     TunedValue,
@@ -83,20 +84,31 @@ class _Reader:
         return Tuning(name, field.key.at, tuple(widths), streaming, split)
 
     def _width(self, entry: Field, direction: str) -> TunedTile:
-        tile = self._tile(entry, TILE_KEYS, SCHEDULES[:3] if direction == "forward" else SCHEDULES)
+        tile = self._tile(entry, WIDTH_KEYS, SCHEDULES[:3] if direction == "forward" else SCHEDULES)
         width = int(entry.key.text)
+        self._check_values(tile, LONG_SCHEDULES[: 1 if direction == "forward" else 2])
         if tile.schedule in LONG_SCHEDULES:
             if width < LEAST_LONG_WORDS:
                 message = f"rows of {width} words are never walked in chunks"
                 takes = f"write 'schedule: {tile.schedule}' from {LEAST_LONG_WORDS} on"
                 self._problems.add(f"{message}: {takes}", tile.at)
-            for value in tile.values:
-                message = f"rows in chunks take the tile of '{tile.schedule}' and none of their own"
-                self._problems.add(f"{message}: remove '{value.name}'", value.at)
         elif tile.schedule == "reload" and width == TUNED_WIDTHS[0]:
             message = "the narrowest rows always stay in registers: remove 'schedule'"
             self._problems.add(message, tile.at)
         return tile
+
+    def _check_values(self, tile: TunedTile, long: Sequence[str]) -> None:
+        """Rows take what their schedule has; ``long`` are the schedules that walk in chunks."""
+        for value in tile.values:
+            if tile.schedule in LONG_KEYS:
+                names = [key.name for key in LONG_KEYS[tile.schedule]]
+                if value.name not in names:
+                    message = f"'schedule: {tile.schedule}' takes {words(names, 'and')} beside it"
+                    self._problems.add(f"{message}: remove '{value.name}'", value.at)
+            elif value.name == "block":
+                message = "'block' is the chunk of rows that are walked in chunks"
+                said = words([f"'schedule: {name}'" for name in long])
+                self._problems.add(f"{message}: write {said} beside it, or remove it", value.at)
 
     def _check_order(self, widths: list[Width]) -> None:
         """Wider rows do not stay longer in registers, and not whole once narrower ones do not."""

@@ -203,7 +203,21 @@ def plan_constants(direction: str, tiles: Tiles, is_split: bool, widest: Mapping
     text.append(f"{prefix}_STREAMING_BLOCK = {tiles.streaming.words}")
     if is_split:
         text.append(f"{prefix}_SPLIT_BLOCK = {tiles.split.words}")
+    if tiles.chunks:
+        usual = f"{prefix}_{'SPLIT' if is_split else 'STREAMING'}_BLOCK"
+        values = "chunk, rows, warps, pipeline stages, programs" if is_split else "chunk, warps"
+        chunks = (f"{words}: {_chunk_text(tile, is_split)}" for words, tile in tiles.chunks)
+        text += [
+            f"# Width in words -> {values}, where the chunk is not {usual}.",
+            f"{prefix}_CHUNKS = {{{join(chunks)}}}",
+        ]
     return lines(text)
+
+
+def _chunk_text(tile: Tile, is_split: bool, block: str = "") -> str:
+    """A chunk as a tuple; ``block`` stands for its words."""
+    rest = [tile.rows, tile.warps, tile.stages, tile.programs] if is_split else [tile.warps]
+    return f"({join([block or str(tile.words), *map(str, rest)])})"
 
 
 def plan_text(direction: str, tiles: Tiles, is_split: bool, widest: Mapping[int, int]) -> str:
@@ -213,19 +227,32 @@ def plan_text(direction: str, tiles: Tiles, is_split: bool, widest: Mapping[int,
     if is_limited(widest):
         boundary = f"min({boundary}, {prefix}_WIDEST[element])"
     name = "split" if is_split else "streaming"
-    block, warps = f"{prefix}_{name.upper()}_BLOCK * 4 // compute.itemsize", str(chunk.warps)
-    comment = []
-    if not is_split:
-        comment = ["    # In float64 numbers take two registers, and their functions many."]
-        block = f"{prefix}_STREAMING_BLOCK * 16 // compute.itemsize**2"
-        warps = "128 // compute.itemsize" if chunk.warps == 32 else warps
+    block, warps = f"{prefix}_{name.upper()}_BLOCK", str(chunk.warps)
     rest = f", {chunk.stages}, {chunk.programs}" if is_split else ""
     names = "rows, warps, stages, programs" if is_split else "rows, warps"
+    rows, own = str(chunk.rows), []
+    if tiles.chunks:
+        given = "block, rows, warps, stages, programs" if is_split else "block, warps"
+        usual = _chunk_text(chunk, is_split, block)
+        own = [f"    {given} = {prefix}_CHUNKS.get(words, {usual})"]
+        block, warps = "block", "warps"
+        if is_split:
+            rows, rest = "rows", ", stages, programs"
+    comment = []
+    if is_split:
+        block += " * 4 // compute.itemsize"
+    else:
+        comment = ["    # In float64 numbers take two registers, and their functions many."]
+        block += " * 16 // compute.itemsize**2"
+        if 32 in (chunk.warps, *(each.warps for _, each in tiles.chunks)):
+            most = "128 // compute.itemsize"
+            warps = f"min(warps, {most})" if tiles.chunks else most
     text = [
         *["element = itemsize if n_columns % 16 == 0 else 8"] * is_limited(widest),
         f"if words > {boundary}:",
+        *own,
         *comment,
-        f'    return Plan("{name}", {chunk.rows}, {block}, {warps}{rest})',
+        f'    return Plan("{name}", {rows}, {block}, {warps}{rest})',
         f"{names} = {prefix}_TILES[max(words, {tiles.whole[0].words})]",
     ]
     schedule = '"resident"'

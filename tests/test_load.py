@@ -284,6 +284,14 @@ def test_schema_takes_good_specs(text: str) -> None:
         ("backward: none", "backward: none\ntuning: {forward: {512: {warps: 6}}}"),
         ("backward: none", "backward: none\ntuning: {forward: {512: {block: 64}}}"),
         ("backward: none", "backward: none\ntuning: {forward: {4096: {schedule: split}}}"),
+        (
+            "backward: none",
+            "backward: none\ntuning: {forward: {4096: {schedule: reload, block: 64}}}",
+        ),
+        (
+            "backward: none",
+            "backward: none\ntuning: {forward: {4096: {schedule: streaming, rows: 1}}}",
+        ),
     ],
 )
 def test_schema_refuses_bad_specs(change: tuple[str, str]) -> None:

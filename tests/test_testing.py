@@ -800,6 +800,15 @@ def test_calls_are_expected_by_the_boundaries_of_a_path(path):
     assert (op.module.FORWARD_RESIDENT_WORDS, op.module.FORWARD_RELOAD_WORDS) == (32768, 65536)
 
 
+@pytest.mark.parametrize("path", ["lowered", "tiny"])
+def test_lowered_rows_have_the_chunks_of_the_path_at_every_width(path):
+    op = fake()
+    op.module.FORWARD_CHUNKS = own = {2048: (1024, 8)}
+    with paths.on_path(op, path):
+        assert op.module.FORWARD_CHUNKS == {}
+    assert op.module.FORWARD_CHUNKS is own
+
+
 def test_a_kernel_that_should_have_read_rows_again_is_missed():
     op = fake()
     op.module.FORWARD_RELOAD_WORDS = 65536

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
+import torch
 from kgen.build import render_op
 from kgen.load import load_text
 from kgen.lower import lower
@@ -63,6 +65,35 @@ def test_chunks() -> None:
     tiles = tuned("rmsnorm", "forward", "streaming: {block: 2048}")
     assert tiles.streaming == Tile(2048, 1, rule("rmsnorm").streaming.warps)
     assert tuned("rmsnorm", "backward", "streaming: {warps: 1}").streaming == Tile(4096, 1, 1)
+
+
+def test_a_chunk_for_a_width() -> None:
+    tiles = tuned(
+        "rmsnorm",
+        "forward",
+        "16384: {schedule: streaming}",
+        "32768: {schedule: streaming, block: 4096}",
+        "65536: {schedule: streaming, warps: 8}",
+        "131072: {schedule: streaming, block: 8192, warps: 32}",
+        "streaming: {block: 8192, warps: 32}",
+    )
+    assert tiles.chunks == ((32768, Tile(4096, 1, 32)), (65536, Tile(8192, 1, 8)))
+    found = [tiles.chunk(words, is_split=False) for words in (16384, 32768, 131072)]
+    assert found == [tiles.streaming, Tile(4096, 1, 32), tiles.streaming]
+
+
+def test_a_tile_of_the_split_for_a_width() -> None:
+    tiles = tuned(
+        "rmsnorm",
+        "backward",
+        "131072: {schedule: split, block: 1024, rows: 4, programs: 1}",
+        "262144: {schedule: split, warps: 8, stages: 3}",
+        "split: {rows: 2}",
+    )
+    assert tiles.split == Tile(2048, 2, 4, 4, 2)
+    assert tiles.chunks == ((131072, Tile(1024, 4, 4, 4, 1)), (262144, Tile(2048, 2, 8, 3, 2)))
+    assert tiles.chunk(262144, is_split=True) == Tile(2048, 2, 8, 3, 2)
+    assert tiles.chunk(65536, is_split=True) == tiles.split
 
 
 @pytest.mark.parametrize(
@@ -133,6 +164,89 @@ def test_the_tables_of_the_wrapper() -> None:
         assert text in wrapper, text
     assert "RELOAD" not in wrapper and "_reload" not in wrapper
     assert "_reload" not in render_op(plan.row_op.spec)["rmsnorm/kernels.py"]
+
+
+def test_the_wrapper_has_the_chunks_of_widths() -> None:
+    plan = plan_of(
+        "rmsnorm",
+        "tuning:\n"
+        "  forward:\n"
+        "    2048: {schedule: streaming, block: 1024, warps: 8}\n"
+        "    32768: {schedule: streaming, block: 4096}\n"
+        "    streaming: {block: 2048, warps: 4}\n"
+        "  backward:\n"
+        "    262144: {schedule: split, block: 512, rows: 4, stages: 3}\n",
+        double=True,
+    )
+    wrapper = render_op(plan.row_op.spec)["rmsnorm/op.py"]
+    for text in (
+        "\n# Width in words -> chunk, warps, where the chunk is not FORWARD_STREAMING_BLOCK."
+        "\nFORWARD_CHUNKS = {2048: (1024, 8), 32768: (4096, 4)}\n",
+        "        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 4))\n",
+        '        return Plan("streaming", 1, block * 16 // compute.itemsize**2, warps)\n',
+        "\nBACKWARD_CHUNKS = {262144: (512, 4, 4, 3, 2)}\n",
+        "        block, rows, warps, stages, programs = BACKWARD_CHUNKS.get(\n"
+        "            words, (BACKWARD_SPLIT_BLOCK, 1, 4, 4, 2)\n",
+        'Plan("split", rows, block * 4 // compute.itemsize, warps, stages, programs)\n',
+    ):
+        assert text in wrapper, text
+    assert "DOUBLE_BACKWARD_CHUNKS" not in wrapper
+
+
+OWN_CHUNKS = """\
+tuning:
+  forward:
+    2048: {schedule: streaming, block: 512, warps: 32}
+    8192: {schedule: streaming, block: 1024}
+    streaming: {block: 4096, warps: 8}
+  backward:
+    2048: {schedule: split, block: 256, rows: 2, warps: 8, stages: 2, programs: 3}
+    4096: {schedule: split, programs: 1}
+"""
+
+
+def test_widths_with_own_chunks_run_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrapper and ``launch`` agree on every width, and the results are right."""
+    plan = planned(plan_of("rmsnorm", OWN_CHUNKS).row_op)
+    for path, text in render_op(plan.row_op.spec).items():
+        target = tmp_path / "kgen_own_chunks" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    op = importlib.import_module("kgen_own_chunks.rmsnorm.op")
+
+    for columns in (1024, 2048, 4096, 8192, 16384, 262144):
+        for element, compute in ((2, torch.float32), (4, torch.float32), (8, torch.float64)):
+            for which in ("forward", "backward"):
+                found = launch(plan, which, columns, element)
+                decided = getattr(op, f"{which}_plan")(columns, compute)
+                assert decided == (
+                    *(found.schedule, found.tile.rows, found.block),
+                    *(found.tile.warps, found.tile.stages, found.tile.programs),
+                ), (columns, element)
+    assert op.forward_plan(2048, torch.float32)[2:4] == (512, 32)
+    assert op.forward_plan(1024, torch.float64)[2:4] == (128, 16)
+    assert op.forward_plan(4096, torch.float32)[2:4] == (4096, 8)
+    assert op.backward_plan(2048, torch.float32)[1:] == (2, 256, 8, 2, 3)
+    assert op.backward_plan(1024, torch.float64)[1:] == (2, 128, 8, 2, 3)
+    assert op.backward_plan(4096, torch.float32)[1:] == (1, 2048, 4, 4, 1)
+
+    device = "cpu" if op.INTERPRETED else "cuda"
+    random = torch.Generator().manual_seed(0)
+    for dtype, columns in ((torch.float32, 2000), (torch.float64, 1024)):
+        shapes = ((5, columns), (columns,), (5, columns))
+        x, weight, dy = (torch.randn(s, generator=random, dtype=dtype).to(device) for s in shapes)
+        x.requires_grad_()
+        weight.requires_grad_()
+        op.calls.clear()
+        y = op.rmsnorm(x, weight)
+        gradients = torch.autograd.grad(y, (x, weight), dy)
+        assert op.calls["forward.streaming"] == op.calls["backward.split"] == 1
+        wanted = op.rmsnorm_reference(x, weight)
+        torch.testing.assert_close(y, wanted)
+        torch.testing.assert_close(gradients, torch.autograd.grad(wanted, (x, weight), dy))
 
 
 # Rows of wide elements.

@@ -269,10 +269,76 @@ def test_rows_in_chunks_share_the_chunk_that_is_best_for_all() -> None:
     wide, narrow = Candidate("streaming", 1, 8192, 32), Candidate("streaming", 1, 2048, 8)
     for words in (16384, 32768, 65536, 131072, 262144):
         times[words][wide] = 80.0
-    times[16384][narrow] = 70.0
+    times[16384][narrow] = 77.0
     tiles = choose(direction, times, MARGIN).tiles
     assert tiles.streaming == wide.tile
     assert entries_of(direction, tiles) == {"streaming": {"block": 8192, "warps": 32}}
+
+
+@pytest.mark.parametrize(("time", "wins"), [(76.7, True), (76.9, False)])
+def test_a_chunk_of_a_width_wins_by_the_margin_over_that_of_the_direction(
+    time: float, wins: bool
+) -> None:
+    direction = direction_of("geglu")
+    times = even_times(direction)
+    wide, narrow = Candidate("streaming", 1, 8192, 32), Candidate("streaming", 1, 2048, 8)
+    for words in (16384, 32768, 65536, 131072, 262144):
+        times[words][wide] = 80.0
+    times[65536][narrow] = time
+    choice = choose(direction, times, MARGIN)
+    assert choice.tiles.chunks == (((65536, narrow.tile),) if wins else ())
+    own = {"schedule": "streaming", "block": 2048, "warps": 8}
+    assert entries_of(direction, choice.tiles) == {
+        **({"65536": own} if wins else {}),
+        "streaming": {"block": 8192, "warps": 32},
+    }
+    verdict = next(each for each in choice.verdicts if each.words == 65536)
+    assert verdict.chosen == (narrow if wins else wide)
+
+
+def test_a_width_takes_the_rule_again_where_that_wins() -> None:
+    """The chunk of the rule is another than the direction's: its widths have to say it."""
+    direction = direction_of("geglu")
+    times = even_times(direction)
+    wide = Candidate("streaming", 1, 8192, 32)
+    for words in (16384, 32768, 65536, 131072):
+        times[words][wide] = 80.0
+    times[262144][wide] = 130.0
+    tiles = choose(direction, times, MARGIN).tiles
+    assert tiles.streaming == wide.tile
+    assert tiles.chunks == ((262144, direction.rule.streaming),)
+
+
+def test_a_width_takes_a_tile_of_the_split() -> None:
+    direction = direction_of("rmsnorm", "backward")
+    times = even_times(direction)
+    split = Candidate("split", 4, 2048, 8, 3, 1)
+    times[262144][split] = 90.0
+    tiles = choose(direction, times, MARGIN).tiles
+    assert (tiles.split, tiles.chunks) == (direction.rule.split, ((262144, split.tile),))
+    assert entries_of(direction, tiles) == {
+        "262144": {"schedule": "split", "rows": 4, "warps": 8, "stages": 3, "programs": 1}
+    }
+
+
+def test_chunks_that_were_not_measured_stay() -> None:
+    entries = (
+        "    65536: {schedule: streaming, block: 4096, warps: 16}\n"
+        "    131072: {schedule: streaming, block: 2048}\n"
+        "    streaming: {block: 16384, warps: 32}\n"
+    )
+    text = text_of("geglu", f"tuning:\n  forward:\n{entries}")
+    direction = direction_of("geglu", tuning=f"tuning:\n  forward:\n{entries}")
+    times = even_times(direction, [32768])
+    times[32768][Candidate("streaming", 1, 16384, 32)] = 80.0
+    assert outcome(plan_of(text), text, {"forward": times}, MARGIN, NOTE).text == text
+    times[32768][Candidate("streaming", 1, 16384, 32)] = 100.0
+    found = outcome(plan_of(text), text, {"forward": times}, MARGIN, NOTE)
+    assert found.text.endswith(
+        "  forward:\n"
+        "    65536: {schedule: streaming, block: 4096, warps: 16}\n"
+        "    131072: {schedule: streaming, block: 2048, warps: 32}\n"
+    )
 
 
 def test_a_sum_takes_the_tile_of_the_split() -> None:

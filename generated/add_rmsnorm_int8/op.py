@@ -37,7 +37,9 @@ MAX_FLOAT = sys.float_info.max
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
 FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
-FORWARD_STREAMING_BLOCK = 4096
+FORWARD_STREAMING_BLOCK = 8192
+# Width in words -> chunk, warps, where the chunk is not FORWARD_STREAMING_BLOCK.
+FORWARD_CHUNKS = {32768: (4096, 16), 65536: (4096, 16), 131072: (4096, 16)}
 
 INTERPRETED = not isinstance(add_rmsnorm_int8_forward_resident, triton.JITFunction)
 
@@ -240,8 +242,11 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32))
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
+        return Plan(
+            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
+        )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

@@ -9,21 +9,25 @@ from contextlib import contextmanager
 from kgen.testing.description import Op
 
 # The constants of op.py that a path changes. Forward and backward differ, so that the boundary of
-# one cannot pass for that of the other. Few rows are to make several groups of column sums.
-BOUNDARIES: dict[str, dict[str, int]] = {
+# one cannot pass for that of the other. Few rows are to make several groups of column sums, and no
+# width has chunks of its own.
+BOUNDARIES: dict[str, dict[str, object]] = {
     "shipped": {"FEW_TILES": 0},
     "lowered": {
         "FORWARD_RESIDENT_WORDS": 64,
         "FORWARD_RELOAD_WORDS": 128,
         "FORWARD_STREAMING_BLOCK": 128,
+        "FORWARD_CHUNKS": {},
         "BACKWARD_RESIDENT_WORDS": 32,
         "BACKWARD_RELOAD_WORDS": 64,
         "BACKWARD_STREAMING_BLOCK": 64,
         "BACKWARD_SPLIT_BLOCK": 64,
+        "BACKWARD_CHUNKS": {},
         "DOUBLE_BACKWARD_RESIDENT_WORDS": 16,
         "DOUBLE_BACKWARD_RELOAD_WORDS": 32,
         "DOUBLE_BACKWARD_STREAMING_BLOCK": 64,
         "DOUBLE_BACKWARD_SPLIT_BLOCK": 64,
+        "DOUBLE_BACKWARD_CHUNKS": {},
         "SUM_GROUPS": 2,
         "SPLIT_SUM_GROUPS": 2,
         "FEW_TILES": 0,
@@ -43,14 +47,17 @@ BOUNDARIES: dict[str, dict[str, int]] = {
         "FORWARD_RESIDENT_WORDS": 2,
         "FORWARD_RELOAD_WORDS": 8,
         "FORWARD_STREAMING_BLOCK": 16,
+        "FORWARD_CHUNKS": {},
         "BACKWARD_RESIDENT_WORDS": 2,
         "BACKWARD_RELOAD_WORDS": 8,
         "BACKWARD_STREAMING_BLOCK": 16,
         "BACKWARD_SPLIT_BLOCK": 8,
+        "BACKWARD_CHUNKS": {},
         "DOUBLE_BACKWARD_RESIDENT_WORDS": 2,
         "DOUBLE_BACKWARD_RELOAD_WORDS": 8,
         "DOUBLE_BACKWARD_STREAMING_BLOCK": 16,
         "DOUBLE_BACKWARD_SPLIT_BLOCK": 8,
+        "DOUBLE_BACKWARD_CHUNKS": {},
         "FEW_TILES": 0,
     },
 }

@@ -37,11 +37,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The widest rows that are resident and that are whole, and the plan of those in chunks."""
+    """The widest rows that are resident and that are whole, and the plan of those in chunks.
+
+    With ``has_own``, widths may have another chunk.
+    """
 
     resident: int
     whole: int
     chunk: Candidate
+    has_own: bool
 
     def rank(self, words: int) -> int:
         return (words > self.resident) + (words > self.whole)
@@ -50,10 +54,11 @@ class _Shape:
 def choose(direction: Direction, times: Times, margin: float) -> Choice:
     """The tiles that are fastest, where each width that departs from the rule has to earn it.
 
-    Widths decide together, since wider rows never have an earlier schedule and all that are walked
-    in chunks share one chunk: the sum of the logarithms of all times is the least that there is,
-    with ``margin`` as the price of every width that does not follow the rule. What was not
-    measured, or not for the rule, stays as it is.
+    Widths decide together, since wider rows never have an earlier schedule and those that are
+    walked in chunks share one: the sum of the logarithms of all times is the least that there is,
+    with ``margin`` as the price of every width that does not follow the rule. Beside the chunk
+    found so, widths have their own where that wins by ``margin`` over it, and the boundaries are
+    found again. What was not measured, or not for the rule, stays as it is.
     """
     choosing = _Choosing(direction, times, margin)
     return choosing.choice()
@@ -68,27 +73,33 @@ class _Choosing:
         self.rule = {w: plan_by(direction.rule, w, direction.is_split) for w in TUNED_WIDTHS}
         self.now = {w: plan_by(direction.tiles, w, direction.is_split) for w in TUNED_WIDTHS}
         self.times = {w: found for w, found in times.items() if self.rule[w] in found}
-        self.is_said = {w for w in TUNED_WIDTHS if self.now[w] != self.rule[w]}
+        self.own = {w: self.now[w] for w, _ in direction.tiles.chunks}
+        self.is_said = {w for w in TUNED_WIDTHS if self.now[w] != self.rule[w]} | self.own.keys()
         self.whole = {
             (words, rank): self._fastest(words, rank) for words in self.times for rank in (0, 1)
         }
 
     def choice(self) -> Choice:
-        best = min(self._shapes(), key=self._order)
+        shared = min(self._shapes(self._shared_chunks(), has_own=False), key=self._order)
+        best = min(self._shapes({shared.chunk}, has_own=True), key=self._order)
         plans = {w: self._plan(w, best) for w in TUNED_WIDTHS}
         return Choice(self._tiles(best, plans), tuple(self._verdicts(plans)))
 
-    def _shapes(self) -> Iterator[_Shape]:
-        """Every pair of boundaries with every chunk; among them that of the rule."""
+    def _shared_chunks(self) -> set[Candidate]:
+        """The chunks that may be the direction's; among them that of the rule."""
         chunks = {chunk_plan(self.direction.tiles, self.direction.is_split)}
         if any(plan.is_long for found in self.times.values() for plan in found):
             chunks = {plan for found in self.times.values() for plan in found if plan.is_long}
             chunks.add(chunk_plan(self.direction.rule, self.direction.is_split))
+        return chunks
+
+    def _shapes(self, chunks: set[Candidate], has_own: bool) -> Iterator[_Shape]:
+        """Every pair of boundaries with every chunk."""
         for chunk in sorted(chunks):
             for whole in TUNED_WIDTHS:
                 if LEAST_LONG_WORDS // 2 <= whole <= LARGEST_TILE:
                     for resident in (words for words in TUNED_WIDTHS if words <= whole):
-                        yield _Shape(resident, whole, chunk)
+                        yield _Shape(resident, whole, chunk, has_own)
 
     def _order(self, shape: _Shape) -> tuple[float, int, float, Candidate]:
         """The cost, then how many widths depart from the rule, then how far the boundaries do."""
@@ -106,11 +117,23 @@ class _Choosing:
         if words not in self.times:
             return self._unmeasured(words, rank, shape)
         if rank == 2:
-            return shape.chunk if shape.chunk in self.times[words] else None
+            return self._chunk(words, shape)
         return self.whole[words, rank]
 
+    def _chunk(self, words: int, shape: _Shape) -> Candidate | None:
+        """The shared chunk, or the best of those that win by the margin over it."""
+        found = self.times[words]
+        shared = shape.chunk if shape.chunk in found else None
+        if not shape.has_own:
+            return shared
+        most = math.log(found[shared]) - self.price if shared is not None else math.inf
+        plans = [plan for plan in found if plan.is_long and math.log(found[plan]) < most]
+        return self._least(words, plans) or shared
+
     def _fastest(self, words: int, rank: int) -> Candidate | None:
-        plans = [plan for plan in self.times[words] if plan.rank == rank]
+        return self._least(words, [plan for plan in self.times[words] if plan.rank == rank])
+
+    def _least(self, words: int, plans: list[Candidate]) -> Candidate | None:
         return min(plans, key=lambda plan: (self._cost(words, plan), plan), default=None)
 
     def _unmeasured(self, words: int, rank: int, shape: _Shape) -> Candidate | None:
@@ -118,7 +141,7 @@ class _Choosing:
         if words in self.is_said and now.rank != rank:
             return None
         if rank == 2:
-            return shape.chunk
+            return self.own.get(words, shape.chunk)
         if now.rank == 2:
             return None
         return replace(now, schedule=("resident", "reload")[rank])
@@ -135,15 +158,18 @@ class _Choosing:
 
     def _tiles(self, shape: _Shape, plans: Mapping[int, Candidate | None]) -> Tiles:
         whole: list[Tile] = []
+        chunks: list[tuple[int, Tile]] = []
         for words in TUNED_WIDTHS:
             plan = plans[words]
             assert plan is not None, "the rule is among the shapes, and it costs nothing"
             if words <= shape.whole:
                 whole.append(plan.tile)
-        now = self.direction.tiles
-        if self.direction.is_split:
-            return Tiles(tuple(whole), shape.resident, now.streaming, shape.chunk.tile)
-        return Tiles(tuple(whole), shape.resident, shape.chunk.tile, now.split)
+            elif plan != shape.chunk:
+                chunks.append((words, plan.tile))
+        streaming, split = self.direction.tiles.streaming, shape.chunk.tile
+        if not self.direction.is_split:
+            streaming, split = split, self.direction.tiles.split
+        return Tiles(tuple(whole), shape.resident, streaming, split, tuple(chunks))
 
     def _verdicts(self, plans: Mapping[int, Candidate | None]) -> Iterator[Verdict]:
         for words, found in sorted(self.times.items()):

@@ -17,10 +17,15 @@ def entries_of(direction: Direction, tiles: Tiles) -> Entries:
     """The entries that make the rule's tiles these, each as short as it can be."""
     rule = direction.rule
     schedules = _schedules(direction, tiles)
+    chunks = dict(tiles.chunks)
     found: Entries = {}
     for words in TUNED_WIDTHS:
         values = _values(tiles.tile(words), rule.tile(words), words in schedules, direction)
-        if words in schedules:
+        if words in chunks:
+            usual = _long(direction, tiles.split if direction.is_split else tiles.streaming)
+            long = _long(direction, chunks[words])
+            values = {k: v for k, v in long.items() if k == "schedule" or v != usual[k]}
+        elif words in schedules:
             values = {"schedule": schedules[words], **values}
         if values:
             found[str(words)] = values
@@ -39,6 +44,8 @@ def facts_of(direction: Direction, tiles: Tiles) -> Entries:
         found[str(words)] = {"schedule": _schedule(direction, tiles, words)}
         if tile is not None:
             found[str(words)] |= _tile(tile)
+        else:
+            found[str(words)] = _long(direction, tiles.chunk(words, direction.is_split))
     return {**found, "streaming": _chunk(tiles.streaming), "split": _split(tiles.split)}
 
 
@@ -58,8 +65,17 @@ def _schedules(direction: Direction, tiles: Tiles) -> dict[int, str]:
 
 
 def _schedule(direction: Direction, tiles: Tiles, words: int) -> str:
-    long = "split" if direction.is_split else "streaming"
-    return ("resident", "reload", long)[tiles.rank(words)]
+    return ("resident", "reload", _long_schedule(direction))[tiles.rank(words)]
+
+
+def _long_schedule(direction: Direction) -> str:
+    return "split" if direction.is_split else "streaming"
+
+
+def _long(direction: Direction, chunk: Tile) -> Values:
+    """Rows in chunks of their own."""
+    values = _split(chunk) if direction.is_split else _chunk(chunk)
+    return {"schedule": _long_schedule(direction), **values}
 
 
 def _values(tile: Tile | None, rule: Tile | None, is_whole: bool, direction: Direction) -> Values:

@@ -78,7 +78,7 @@ def plan_by(tiles: Tiles, words: int, is_split: bool) -> Candidate:
     tile = tiles.tile(words)
     if tile is not None:
         return whole_plan(tile, "resident" if words <= tiles.resident_words else "reload")
-    return chunk_plan(tiles, is_split)
+    return _long_plan(tiles.chunk(words, is_split), is_split)
 
 
 def whole_plan(tile: Tile, schedule: str) -> Candidate:
@@ -87,7 +87,11 @@ def whole_plan(tile: Tile, schedule: str) -> Candidate:
 
 
 def chunk_plan(tiles: Tiles, is_split: bool) -> Candidate:
-    """Rows too wide for a tile."""
+    """Rows too wide for a tile, where their width has no chunk of its own."""
+    return _long_plan(tiles.split if is_split else tiles.streaming, is_split)
+
+
+def _long_plan(tile: Tile, is_split: bool) -> Candidate:
     if is_split:
-        return whole_plan(tiles.split, "split")
-    return Candidate("streaming", 1, tiles.streaming.words, tiles.streaming.warps)
+        return whole_plan(tile, "split")
+    return Candidate("streaming", 1, tile.words, tile.warps)
