@@ -35,11 +35,11 @@ MAX_FLOAT = sys.float_info.max
 # reduction, while the cache has them, or are walked in chunks of so many words.
 # WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
-FORWARD_RESIDENT_WORDS = 16384
-FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
+FORWARD_RESIDENT_WORDS = 32768
+FORWARD_WIDEST = {2: 32768, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
 # Width in words -> chunk, warps, where the chunk is not FORWARD_STREAMING_BLOCK.
-FORWARD_CHUNKS = {32768: (4096, 16), 65536: (4096, 16), 131072: (4096, 16)}
+FORWARD_CHUNKS = {65536: (4096, 16)}
 
 INTERPRETED = not isinstance(add_rmsnorm_int8_forward_resident, triton.JITFunction)
 
@@ -227,12 +227,13 @@ FORWARD_TILES = {
     64: (16, 2),
     128: (8, 2),
     256: (4, 2),
-    512: (2, 1),
-    1024: (1, 1),
+    512: (1, 1),
+    1024: (1, 2),
     2048: (1, 2),
     4096: (1, 4),
     8192: (1, 8),
     16384: (1, 16),
+    32768: (1, 32),
 }
 
 

@@ -45,7 +45,7 @@ FEW_TILES = 4
 # reduction, while the cache has them, or are walked in chunks of so many words.
 # WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
-FORWARD_RESIDENT_WORDS = 32768
+FORWARD_RESIDENT_WORDS = 16384
 FORWARD_RELOAD_WORDS = 65536
 FORWARD_WIDEST = {2: 65536, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
@@ -446,9 +446,9 @@ FORWARD_TILES = {
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 8),
+    8192: (1, 4),
     16384: (1, 16),
-    32768: (1, 32),
+    32768: (1, 8),
     65536: (1, 32),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.

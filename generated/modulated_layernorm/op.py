@@ -19,6 +19,7 @@ from .kernels import (
     modulated_layernorm_backward_resident,
     modulated_layernorm_backward_split_columns,
     modulated_layernorm_backward_split_rows,
+    modulated_layernorm_forward_reload,
     modulated_layernorm_forward_resident,
     modulated_layernorm_forward_streaming,
     modulated_layernorm_sum_groups,
@@ -44,9 +45,12 @@ FEW_TILES = 4
 # reduction, while the cache has them, or are walked in chunks of so many words.
 # WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
 # registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
-FORWARD_RESIDENT_WORDS = 16384
-FORWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
+FORWARD_RESIDENT_WORDS = 4096
+FORWARD_RELOAD_WORDS = 8192
+FORWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 FORWARD_STREAMING_BLOCK = 8192
+# Width in words -> chunk, warps, where the chunk is not FORWARD_STREAMING_BLOCK.
+FORWARD_CHUNKS = {16384: (4096, 8), 32768: (4096, 8)}
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
@@ -274,6 +278,7 @@ def _plan_forward(
     plan = forward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": modulated_layernorm_forward_resident,
+        "reload": modulated_layernorm_forward_reload,
         "streaming": modulated_layernorm_forward_streaming,
     }[plan.schedule]
     main = Launch(
@@ -478,11 +483,10 @@ FORWARD_TILES = {
     128: (8, 2),
     256: (4, 2),
     512: (2, 1),
-    1024: (1, 1),
+    1024: (2, 2),
     2048: (1, 4),
-    4096: (1, 4),
-    8192: (1, 16),
-    16384: (1, 16),
+    4096: (1, 8),
+    8192: (1, 8),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -490,7 +494,7 @@ BACKWARD_TILES = {
     128: (16, 4, 3, 4),
     256: (8, 2, 3, 4),
     512: (4, 2, 3, 4),
-    1024: (2, 4, 3, 4),
+    1024: (2, 2, 3, 4),
     2048: (2, 4, 3, 2),
     4096: (2, 8, 3, 1),
     8192: (1, 8, 3, 1),
@@ -502,16 +506,15 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+    if words > min(FORWARD_RELOAD_WORDS, FORWARD_WIDEST[element]):
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32))
         # In float64 numbers take two registers, and their functions many.
         return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
+            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
-    return Plan("resident", rows, block, warps)
+    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
+    return Plan(schedule, rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:

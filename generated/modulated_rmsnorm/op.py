@@ -47,6 +47,8 @@ FEW_TILES = 4
 FORWARD_RESIDENT_WORDS = 8192
 FORWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 FORWARD_STREAMING_BLOCK = 8192
+# Width in words -> chunk, warps, where the chunk is not FORWARD_STREAMING_BLOCK.
+FORWARD_CHUNKS = {16384: (4096, 16)}
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
@@ -470,10 +472,10 @@ FORWARD_TILES = {
     128: (8, 2),
     256: (4, 2),
     512: (2, 1),
-    1024: (1, 1),
-    2048: (1, 4),
+    1024: (2, 2),
+    2048: (2, 4),
     4096: (1, 8),
-    8192: (1, 8),
+    8192: (1, 16),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -494,12 +496,10 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32))
         # In float64 numbers take two registers, and their functions many.
         return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
+            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)

@@ -46,6 +46,8 @@ FEW_TILES = 4
 FORWARD_RESIDENT_WORDS = 4096
 FORWARD_RELOAD_WORDS = 8192
 FORWARD_STREAMING_BLOCK = 4096
+# Width in words -> chunk, warps, where the chunk is not FORWARD_STREAMING_BLOCK.
+FORWARD_CHUNKS = {65536: (8192, 16), 131072: (8192, 32), 262144: (16384, 32)}
 BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
@@ -610,8 +612,11 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RELOAD_WORDS:
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 16))
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
+        return Plan(
+            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
+        )
     rows, warps = FORWARD_TILES[max(words, 64)]
     schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
     return Plan(schedule, rows, block, warps)

@@ -38,6 +38,8 @@ MAX_FLOAT = sys.float_info.max
 FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
+# Width in words -> chunk, warps, where the chunk is not FORWARD_STREAMING_BLOCK.
+FORWARD_CHUNKS = {32768: (4096, 8)}
 
 INTERPRETED = not isinstance(rmsnorm_int8_forward_resident, triton.JITFunction)
 
@@ -208,12 +210,12 @@ FORWARD_TILES = {
     64: (16, 2),
     128: (8, 2),
     256: (4, 2),
-    512: (1, 1),
+    512: (4, 1),
     1024: (1, 1),
-    2048: (1, 2),
-    4096: (1, 4),
-    8192: (1, 8),
-    16384: (1, 16),
+    2048: (1, 1),
+    4096: (1, 2),
+    8192: (1, 4),
+    16384: (1, 8),
 }
 
 
@@ -223,8 +225,11 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32))
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
+        return Plan(
+            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
+        )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
