@@ -338,7 +338,7 @@ def test_tiles_of_the_second_order_follow_its_own_matrices_and_sums() -> None:
     rule = tile_rule(schedule(lowered("softmax")))
     assert list(rule) == ["forward", "backward", "double_backward"]
     ends = {name: (t.resident_words, t.whole_words) for name, t in rule.items()}
-    assert ends["backward"] == (16384, 65536)
+    assert ends["backward"] == (8192, 65536)
     assert ends["double_backward"] == (16384, 16384)
     assert list(tile_rule(schedule(lowered("softmax", "")))) == ["forward", "backward"]
     # As many sums in both: the same tiles. Three sums at first, one of the second order: larger.

@@ -5,6 +5,7 @@ After a change of the page: KGEN_UPDATE_GOLDENS=1 pytest tests/test_explain.py, 
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -162,6 +163,8 @@ def test_the_page_and_the_wrapper_agree(path: Path) -> None:
     """Of every direction the widest rows of each schedule, and the chunks of longer ones."""
     wrapper = (ROOT / "generated" / path.stem / "op.py").read_text(encoding="utf-8")
     constants = dict(re.findall(r"^(\w+_(?:WORDS|BLOCK)) = (\d+)$", wrapper, re.MULTILINE))
+    tables = re.findall(r"^(\w+_CHUNKS) = (\{[^}]*\})$", wrapper, re.MULTILINE)
+    chunks = {name: ast.literal_eval(text) for name, text in tables}
     most = str(load(path).limits.max_columns)
     found = explained(str(path), "--n", most, "--dtype", "bfloat16")
     for name in ("forward", "backward"):
@@ -176,7 +179,9 @@ def test_the_page_and_the_wrapper_agree(path: Path) -> None:
             if constant.startswith(prefix) and constant.endswith("_WORDS")
         }
         assert last["schedule"] == way["schedule"] in ("streaming", "split")
-        assert constants[f"{prefix}_{way['schedule'].upper()}_BLOCK"] == str(way["tile_columns"])
+        block = constants[f"{prefix}_{way['schedule'].upper()}_BLOCK"]
+        own = chunks.get(f"{prefix}_CHUNKS", {}).get(int(most))
+        assert str(way["tile_columns"]) == (str(own[0]) if own else block)
 
 
 def test_scratch_grows_with_the_processors() -> None:

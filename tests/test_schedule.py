@@ -417,7 +417,7 @@ def test_only_what_some_width_takes_is_planned(path: Path) -> None:
 # and warps of a chunk, and of a tile of columns.
 KINDS_OF_OP = [
     # Reads a row and writes one; more and more walks.
-    ("dyt", "forward", 8192, 8192, [(16, 2), (2, 1), (1, 8), (1, 16)], (8192, 16), None),
+    ("dyt", "forward", 8192, 8192, [(16, 2), (2, 1), (1, 8), (1, 16)], (16384, 32), None),
     ("rmsnorm", "forward", 8192, 65536, [(16, 2), (2, 1), (1, 8), (1, 32)], (8192, 32), None),
     ("softmax", "forward", 8192, 32768, [(16, 2), (2, 1), (1, 8), (1, 32)], (16384, 16), None),
     ("layernorm", "forward", 8192, 32768, [(16, 2), (2, 1), (1, 8), (1, 32)], (16384, 16), None),
@@ -427,7 +427,7 @@ KINDS_OF_OP = [
     ("logsumexp", "forward", 16384, 16384, [(16, 1), (2, 1), (1, 4), (1, 8)], (8192, 32), None),
     # Gradients without column sums.
     ("logsumexp", "backward", 8192, 8192, [(16, 2), (2, 1), (1, 8), (1, 16)], (8192, 16), None),
-    ("softmax", "backward", 16384, 65536, [(16, 2), (2, 1), (1, 8), (1, 32)], (16384, 32), None),
+    ("softmax", "backward", 8192, 65536, [(16, 2), (2, 1), (1, 8), (1, 32)], (16384, 32), None),
     (
         "standard_softmax",
         *("backward", 16384, 16384, [(16, 2), (2, 1), (1, 8), (1, 16)], (16384, 32), None),

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 from kgen.mutate.catalogue import OpText, kind
 from kgen.mutate.reading import launches
-from kgen.mutate.source import Site, called, expressions, keyword, names_in, site, statements
+from kgen.mutate.source import (
+    Site,
+    called,
+    expressions,
+    keyword,
+    method,
+    names_in,
+    site,
+    statements,
+)
 
 # A chunk replaces what these merges start from: only NaN comes through.
 _STARTS_REPLACED = {"merge_exp_sum": 1, "rescale_exp_sum": 0}
@@ -114,10 +123,9 @@ def _groups_short(op: OpText) -> Iterator[Site]:
         for node in expressions(function.body):
             if called(node) == "_n_groups":
                 yield site(op.wrapper, node, f"{op.wrapper.piece(node)} - 1")
-        for statement, call in _allocations(function):
-            sizes = call.args[0]
-            if isinstance(sizes, ast.Tuple) and ast.unparse(sizes.elts[0]) == "launches.n_groups":
-                yield site(op.wrapper, sizes.elts[0], "launches.n_groups - 1", statement)
+            elif isinstance(node, ast.Call) and method(node) == "expand":
+                if ast.unparse(node.args[0]) == "n_groups":
+                    yield site(op.wrapper, node.args[0], "n_groups - 1", node)
 
 
 def _allocations(function: ast.FunctionDef) -> Iterator[tuple[ast.Assign, ast.Call]]:
@@ -166,10 +174,12 @@ def _bounds_of_groups(op: OpText) -> Iterator[tuple[ast.Call, ast.Call]]:
 def _value_rounded(op: OpText) -> Iterator[Site]:
     for function in op.wrapper.functions.values():
         storage = _storage_dtype(function)
-        for statement, call in _allocations(function):
-            dtype = keyword(call, "dtype")
-            if dtype is not None and storage and ast.unparse(dtype) == "call.compute":
-                yield site(op.wrapper, dtype, storage, statement)
+        for node in expressions(function.body):
+            if called(node) != "torch.empty" or not isinstance(node, ast.Call):
+                continue
+            dtype = keyword(node, "dtype")
+            if dtype is not None and storage and ast.unparse(dtype).endswith("compute"):
+                yield site(op.wrapper, dtype, storage, node)
 
 
 def _storage_dtype(function: ast.FunctionDef) -> str:
@@ -194,7 +204,6 @@ def _result_in_compute_dtype(op: OpText) -> Iterator[Site]:
                 continue  # of sums that are rounded once, by autograd if not by a kernel
             if isinstance(dtype, ast.Attribute) and dtype.attr.endswith("dtype"):
                 yield site(op.wrapper, dtype, "call.compute", statement)
-            elif dtype is None:
-                like = call.args[0]
+            elif dtype is None and isinstance(like := call.args[0], ast.Name):
                 text = f"{op.wrapper.piece(like)}, dtype=call.compute"
                 yield site(op.wrapper, like, text, statement)
