@@ -255,7 +255,7 @@ class _Writer:
         used |= {result.name for result in self.program.results}
         for variable in self.program.variables:
             is_read = variable.role is not Role.PARAM and variable.name in used
-            # Shared values wait until they are used, where each row has its own: registers are short.
+            # Shared values wait until they are used, where rows have their own: registers are few.
             waits = variable.sharing is not None and variable.type.kind is Kind.MATRIX
             if is_read and variable.type.kind in kinds and not waits:
                 self._load(variable)

@@ -165,16 +165,14 @@ class Emitter:
         return special(term)
 
     def _place_comparison(self, term: Op) -> str | None:
-        """A comparison of columns with a row's 64-bit index, which 32 bits take half the time for."""
+        """A comparison of columns with a row's 64-bit index, in 32 bits: half the instructions."""
         sides = [argument for argument in term.arguments if not _is_column(argument)]
         if len(sides) != 1 or sides[0].type.element is not Element.INT:
             return None
         if sides[0].type.kind is not Kind.PER_ROW:
             return None
-        texts = [
-            "column" if _is_column(argument) else f"{self.use('column_place')}({self.text(argument)})"
-            for argument in term.arguments
-        ]
+        place = f"{self.use('column_place')}({self.text(sides[0])})"
+        texts = ["column" if _is_column(argument) else place for argument in term.arguments]
         return f" {_BINARY[term.op][0]} ".join(texts)
 
     def _adds_exp(self, term: Term) -> bool:
@@ -436,14 +434,10 @@ def column_sum(values):
     "exp": '''@triton.jit
 def exp(x):
     """e ** x by a power of 2, which takes half the instructions: below 2 ** -126 it is 0."""
-    if x.dtype == tl.float64:
-        power = tl.exp(x)
-    else:
-        power = tl.exp2(x * 1.4426950408889634)
-    return power''',
-    "sigmoid": '''@triton.jit
+    return tl.exp(x) if x.dtype == tl.float64 else tl.exp2(x * 1.4426950408889634)''',
+    "sigmoid": """@triton.jit
 def sigmoid(x):
-    return 1.0 / (1.0 + exp(-x))''',
+    return 1.0 / (1.0 + exp(-x))""",
     "merge_exp_sum": '''@triton.jit
 def merge_exp_sum(maximum, total, values):
     """Adds a chunk to a row's running maximum and sum(exp(values - maximum))."""
@@ -495,7 +489,7 @@ def group_sum(
     return column_sum(total)''',
     "shared_column": '''@triton.jit
 def shared_column(column, width):
-    """column // width, where GPUs have no division of whole numbers: exact below 2 ** 20 columns."""
+    """column // width without a division of whole numbers: exact up to 2 ** 20 columns."""
     return ((column + 0.5) * (1.0 / width)).to(tl.int32)''',
     "column_place": '''@triton.jit
 def column_place(index):
@@ -512,9 +506,11 @@ def random_tile(seed, row, first_column, n_columns, BLOCK: tl.constexpr):
     "round_half_even": '''@triton.jit
 def round_half_even(x):
     """Beside a number so large that its neighbours are 1 apart, an addition rounds."""
-    large = 6755399441055744.0 if x.dtype == tl.float64 else 12582912.0
-    whole = tl.where(tl.abs(x) < large / 3, (x + large) - large, x)
-    return tl.where(whole == 0.0, x * 0.0, whole)''',
+    large = 4503599627370496.0 if x.dtype == tl.float64 else 8388608.0
+    size = tl.abs(x)
+    whole = tl.where(size < large, (size + large) - large, size)
+    # Zeros keep their sign.
+    return tl.where(whole == 0.0, x * 0.0, tl.where(x < 0, -whole, whole))''',
     "sign": '''@triton.jit
 def sign(x):
     """-1, 0 or 1; NaN for NaN."""

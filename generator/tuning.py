@@ -92,6 +92,10 @@ class _Reader:
                 message = f"rows of {width} words are never walked in chunks"
                 takes = f"write 'schedule: {tile.schedule}' from {LEAST_LONG_WORDS} on"
                 self._problems.add(f"{message}: {takes}", tile.at)
+            for value in tile.values:
+                if value.name == "block" and value.value > width:
+                    message = f"a chunk of {value.value} words is wider than rows of {width}"
+                    self._problems.add(f"{message}: take a narrower one", value.at)
         elif tile.schedule == "reload" and width == TUNED_WIDTHS[0]:
             message = "the narrowest rows always stay in registers: remove 'schedule'"
             self._problems.add(message, tile.at)

@@ -204,11 +204,10 @@ def plan_constants(direction: str, tiles: Tiles, is_split: bool, widest: Mapping
     if is_split:
         text.append(f"{prefix}_SPLIT_BLOCK = {tiles.split.words}")
     if tiles.chunks:
-        usual = f"{prefix}_{'SPLIT' if is_split else 'STREAMING'}_BLOCK"
         values = "chunk, rows, warps, pipeline stages, programs" if is_split else "chunk, warps"
         chunks = (f"{words}: {_chunk_text(tile, is_split)}" for words, tile in tiles.chunks)
         text += [
-            f"# Width in words -> {values}, where the chunk is not {usual}.",
+            f"# Widths that have chunks of their own, in words -> {values}.",
             f"{prefix}_CHUNKS = {{{join(chunks)}}}",
         ]
     return lines(text)

@@ -350,7 +350,11 @@ def test_whole_division_rounds_down_whatever_the_machine_does(left: int, right: 
     assert modulo(Machine(left), Machine(right)) == left % right
 
 
-@pytest.mark.parametrize("value", [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.49, -3.51])
+HALVES = [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 3.49, -3.51]
+LARGE = [2.0**22 + 0.5, -(2.0**22) - 1.5, 2.0**51 + 0.5, 2.0**51 + 1.5, -(2.0**52) - 1, 2.0**60]
+
+
+@pytest.mark.parametrize("value", [*HALVES, *LARGE])
 def test_halves_round_to_even(value: float) -> None:
     assert HELPER_NAMES["round_half_even"](np.float64(value)) == round(value)
 

@@ -180,7 +180,7 @@ def test_the_wrapper_has_the_chunks_of_widths() -> None:
     )
     wrapper = render_op(plan.row_op.spec)["rmsnorm/op.py"]
     for text in (
-        "\n# Width in words -> chunk, warps, where the chunk is not FORWARD_STREAMING_BLOCK."
+        "\n# Widths that have chunks of their own, in words -> chunk, warps."
         "\nFORWARD_CHUNKS = {2048: (1024, 8), 32768: (4096, 4)}\n",
         "        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 4))\n",
         '        return Plan("streaming", 1, block * 16 // compute.itemsize**2, warps)\n',

@@ -42,8 +42,8 @@ FEW_TILES = 4
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-# WIDEST: the widest rows that are not, by the bytes of an element of the matrices, which waits in
-# registers; where N is no multiple of 16, elements are loaded one by one and count as 8 bytes.
+# WIDEST: bytes of an element of the matrices -> the widest rows not walked in chunks, since wide
+# elements fill registers; where N is no multiple of 16, no vector fits and all count as 8.
 FORWARD_RESIDENT_WORDS = 32768
 FORWARD_WIDEST = {2: 32768, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
@@ -582,7 +582,7 @@ BACKWARD_TILES = {
 
 
 def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
-    """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
+    """A function of N and the dtypes alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
@@ -599,7 +599,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
 
 
 def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
-    """A function of N and the dtype alone, as ``forward_plan``."""
+    """A function of N and the dtypes alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8

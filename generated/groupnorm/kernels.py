@@ -66,7 +66,7 @@ def group_sum(
 
 @triton.jit
 def shared_column(column, width):
-    """column // width, where GPUs have no division of whole numbers: exact below 2 ** 20 columns."""
+    """column // width without a division of whole numbers: exact up to 2 ** 20 columns."""
     return ((column + 0.5) * (1.0 / width)).to(tl.int32)
 
 

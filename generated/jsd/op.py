@@ -359,7 +359,7 @@ BACKWARD_TILES = {
 
 
 def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
-    """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
+    """A function of N and the dtypes alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
@@ -375,7 +375,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
-    """A function of N and the dtype alone, as ``forward_plan``."""
+    """A function of N and the dtypes alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:

@@ -46,7 +46,7 @@ FEW_TILES = 4
 FORWARD_RESIDENT_WORDS = 4096
 FORWARD_RELOAD_WORDS = 8192
 FORWARD_STREAMING_BLOCK = 4096
-# Width in words -> chunk, warps, where the chunk is not FORWARD_STREAMING_BLOCK.
+# Widths that have chunks of their own, in words -> chunk, warps.
 FORWARD_CHUNKS = {65536: (8192, 16), 131072: (8192, 32), 262144: (16384, 32)}
 BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
@@ -608,7 +608,7 @@ BACKWARD_TILES = {
 
 
 def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
-    """A function of N and the dtype alone: a row's bits do not depend on the rows beside it."""
+    """A function of N and the dtypes alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RELOAD_WORDS:
@@ -623,7 +623,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
-    """A function of N and the dtype alone, as ``forward_plan``."""
+    """A function of N and the dtypes alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:

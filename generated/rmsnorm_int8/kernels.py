@@ -35,9 +35,11 @@ def row_max(values):
 @triton.jit
 def round_half_even(x):
     """Beside a number so large that its neighbours are 1 apart, an addition rounds."""
-    large = 6755399441055744.0 if x.dtype == tl.float64 else 12582912.0
-    whole = tl.where(tl.abs(x) < large / 3, (x + large) - large, x)
-    return tl.where(whole == 0.0, x * 0.0, whole)
+    large = 4503599627370496.0 if x.dtype == tl.float64 else 8388608.0
+    size = tl.abs(x)
+    whole = tl.where(size < large, (size + large) - large, size)
+    # Zeros keep their sign.
+    return tl.where(whole == 0.0, x * 0.0, tl.where(x < 0, -whole, whole))
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])

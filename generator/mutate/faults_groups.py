@@ -123,9 +123,9 @@ def _groups_short(op: OpText) -> Iterator[Site]:
         for node in expressions(function.body):
             if called(node) == "_n_groups":
                 yield site(op.wrapper, node, f"{op.wrapper.piece(node)} - 1")
-            elif isinstance(node, ast.Call) and method(node) == "expand":
-                if ast.unparse(node.args[0]) == "n_groups":
-                    yield site(op.wrapper, node.args[0], "n_groups - 1", node)
+        for call in (n for n in expressions(function.body) if isinstance(n, ast.Call)):
+            if method(call) == "expand" and ast.unparse(call.args[0]) == "n_groups":
+                yield site(op.wrapper, call.args[0], "n_groups - 1", call)
 
 
 def _allocations(function: ast.FunctionDef) -> Iterator[tuple[ast.Assign, ast.Call]]:

@@ -9,20 +9,20 @@ from contextlib import contextmanager
 from kgen.testing.description import Op
 
 # The constants of op.py that a path changes. Forward and backward differ, so that the boundary of
-# one cannot pass for that of the other. Few rows are to make several groups of column sums, and no
-# width has chunks of its own.
+# one cannot pass for that of the other. Few rows are to make several groups of column sums, and
+# rows of 512 words take chunks of their own where the op has such widths.
 BOUNDARIES: dict[str, dict[str, object]] = {
     "shipped": {"FEW_TILES": 0},
     "lowered": {
         "FORWARD_RESIDENT_WORDS": 64,
         "FORWARD_RELOAD_WORDS": 128,
         "FORWARD_STREAMING_BLOCK": 128,
-        "FORWARD_CHUNKS": {},
+        "FORWARD_CHUNKS": {512: (64, 4)},
         "BACKWARD_RESIDENT_WORDS": 32,
         "BACKWARD_RELOAD_WORDS": 64,
         "BACKWARD_STREAMING_BLOCK": 64,
         "BACKWARD_SPLIT_BLOCK": 64,
-        "BACKWARD_CHUNKS": {},
+        "BACKWARD_CHUNKS": {512: (32, 1, 4, 2, 2)},
         "DOUBLE_BACKWARD_RESIDENT_WORDS": 16,
         "DOUBLE_BACKWARD_RELOAD_WORDS": 32,
         "DOUBLE_BACKWARD_STREAMING_BLOCK": 64,
