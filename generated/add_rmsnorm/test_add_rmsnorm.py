@@ -209,6 +209,6 @@ def test_gradient_of_one_output(output, path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("budget_rows", (1, 3))
+@pytest.mark.parametrize("budget_rows", (0, 1, 3))
 def test_scratch(budget_rows, path):
     testing.check_scratch(OP, budget_rows, path)

@@ -19,7 +19,6 @@ from .kernels import (
     layernorm_backward_resident,
     layernorm_backward_split_columns,
     layernorm_backward_split_rows,
-    layernorm_forward_reload,
     layernorm_forward_resident,
     layernorm_forward_streaming,
     layernorm_sum_groups,
@@ -45,8 +44,7 @@ FEW_TILES = 4
 # reduction, while the cache has them, or are walked in chunks of so many words.
 # WIDEST: bytes of an element of the matrices -> the widest rows not walked in chunks, since wide
 # elements fill registers; where N is no multiple of 16, no vector fits and all count as 8.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_RELOAD_WORDS = 16384
+FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
 # Widths that have chunks of their own, in words -> chunk, warps.
@@ -310,7 +308,6 @@ def _plan_forward(
     plan = forward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": layernorm_forward_resident,
-        "reload": layernorm_forward_reload,
         "streaming": layernorm_forward_streaming,
     }[plan.schedule]
     main = Launch(
@@ -520,15 +517,14 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RELOAD_WORDS, FORWARD_WIDEST[element]):
+    if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
         block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32))
         # In float64 numbers take two registers, and their functions many.
         return Plan(
             "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:

@@ -189,6 +189,6 @@ def test_second_derivative_raises():
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("budget_rows", (1, 3))
+@pytest.mark.parametrize("budget_rows", (0, 1, 3))
 def test_scratch(budget_rows, path):
     testing.check_scratch(OP, budget_rows, path)

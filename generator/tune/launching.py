@@ -57,7 +57,9 @@ class Launching:
         self._wrapper[f"{direction}_plan"] = lambda *facts: given
         self._remembered.clear()
         if direction == "forward":
-            return self._trial.inference()
+            trains = self._subject.row_op.backward is not None
+            # As in training: a backward needs values of rows that inference does not store.
+            return self._trial.forward() if trains else self._trial.inference()
         for call in self._kept:
             getattr(call, direction).clear()
         return torch.autograd.grad(
@@ -67,7 +69,7 @@ class Launching:
     def results(self, direction: str, returned: Any) -> Tensors:
         """What a call gave, by name."""
         if direction == "forward":
-            return named(self._subject, returned)
+            return {n: out.detach() for n, out in named(self._subject, returned).items()}
         pairs = zip(self._names, returned, strict=True)
         return {name: gradient for name, gradient in pairs if gradient is not None}
 
