@@ -38,11 +38,10 @@ FEW_TILES = 4
 
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
-# WIDEST: bytes of an element of the matrices -> the widest rows not walked in chunks, since wide
-# elements fill registers; where N is no multiple of 16, no vector fits and all count as 8.
-FORWARD_RESIDENT_WORDS = 16384
-FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
+FORWARD_RESIDENT_WORDS = 8192
 FORWARD_STREAMING_BLOCK = 16384
+# Widths that have chunks of their own, in words -> chunk, warps.
+FORWARD_CHUNKS = {16384: (2048, 8)}
 BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 1024
@@ -227,7 +226,6 @@ class _Call:
         self.n_columns = x.shape[-1]
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, alpha, weight, bias)
-        self.itemsize = _itemsize(self.compute, x)
         self.is_differentiated = _is_differentiated(x, alpha, weight, bias)
         self.forward = _plan_forward(self, x)
         self.backward: dict[object, Launches] = {}
@@ -256,7 +254,7 @@ def _plan_forward(
 ) -> Launches:
     """The launch for tensors like these."""
     n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
-    plan = forward_plan(n_columns, compute, call.itemsize)
+    plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": dyt_forward_resident,
         "streaming": dyt_forward_streaming,
@@ -437,7 +435,6 @@ FORWARD_TILES = {
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
-    16384: (1, 16),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -451,18 +448,15 @@ BACKWARD_TILES = {
 }
 
 
-def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
+def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtypes alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+    if words > FORWARD_RESIDENT_WORDS:
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32))
         # In float64 numbers take two registers, and their functions many.
         return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
+            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
@@ -604,13 +598,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _itemsize(compute: torch.dtype, *matrices: torch.Tensor | None) -> int:
-    """Bytes of the widest elements of the matrices; 8 where the arithmetic is in float64."""
-    if compute is torch.float64:
-        return 8
-    return max([2, *(matrix.itemsize for matrix in matrices if matrix is not None)])
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -34,7 +34,7 @@ MAX_ROWS = 2**30
 # The widest rows kept in registers, in 4-byte words; longer ones are read again after each
 # reduction, while the cache has them, or are walked in chunks of so many words.
 FORWARD_RESIDENT_WORDS = 8192
-FORWARD_STREAMING_BLOCK = 16384
+FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_STREAMING_BLOCK = 4096
 
@@ -335,12 +335,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
-        )
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
