@@ -102,18 +102,12 @@ class Emitter:
         mask, neutral = "in_rows" if op == "sum_rows" else "in_columns", NEUTRAL[op]
         if isinstance(operand, Op) and operand.op == "where":
             condition, yes, no = operand.arguments
-            if not self._at_compile_time(condition):
+            if _is_literal(yes, neutral):
+                condition, yes, no = _negated(condition), no, yes
+            if _is_literal(no, neutral) and not self._at_compile_time(condition):
                 # What is neutral anyhow needs no mask of its own.
-                if _is_literal(no, neutral):
-                    chosen = self._text(condition, _AND + 1)
-                    return self._chosen(f"{mask} & {chosen}", yes, neutral)
-                if _is_literal(yes, neutral):
-                    chosen = self._text(_negated(condition), _AND + 1)
-                    return self._chosen(f"{mask} & {chosen}", no, neutral)
-        return self._chosen(mask, operand, neutral)
-
-    def _chosen(self, mask: str, term: Term, neutral: float) -> str:
-        value = self._tensor(term) if isinstance(term, Literal) else self.text(term)
+                mask, operand = f"{mask} & {self._text(condition, _AND + 1)}", yes
+        value = self._tensor(operand) if isinstance(operand, Literal) else self.text(operand)
         return f"tl.where({mask}, {value}, {number(neutral)})"
 
     def _is_chosen(self, term: Term) -> bool:

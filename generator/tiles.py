@@ -181,9 +181,10 @@ def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
     return rule
 
 
-def limits(plan: OpSchedule, direction: str) -> dict[int, int]:
+def limits(plan: OpSchedule, direction: str, tiles: Tiles) -> dict[int, int]:
     """The widest rows that one tile spans, in words, by the bytes of the matrices' elements.
 
+    ``tiles`` are those of the direction.
     Elements of 2 bytes take half a register each as they are loaded, and wider ones one or two. As
     those of 8 bytes are rows that vectors do not fit, whose elements take registers for addresses.
     """
@@ -191,7 +192,7 @@ def limits(plan: OpSchedule, direction: str) -> dict[int, int]:
     for each in plan.passes:
         if each.name == direction:
             kernels, sums = each.kernels, len(each.column_sums)
-    widest = tile_rule(plan)[direction].whole_words
+    widest = tiles.whole_words
     fitting = ROW_REGISTERS // max(1, len(_matrices_read(kernels[0])) + sums)
     wide = max(WIDE_WORDS, 1 << fitting.bit_length() - 1)
     return {2: widest, 4: min(widest, wide), 8: min(widest, wide // 2, WIDE_WORDS)}

@@ -160,8 +160,9 @@ def boundaries(plan: OpSchedule, direction: str, element: int) -> tuple[int, ...
 
     ``element`` is the size in bytes of the matrices' elements: 2, 4, or 8 in float64.
     """
-    resident, widest = tile_rule(plan)[direction].resident_words, limits(plan, direction)[element]
-    words = dict.fromkeys((min(resident, widest), widest))
+    tiles = tile_rule(plan)[direction]
+    widest = limits(plan, direction, tiles)[element]
+    words = dict.fromkeys((min(tiles.resident_words, widest), widest))
     return tuple(each * 4 // max(4, element) for each in words)
 
 
@@ -172,7 +173,7 @@ def launch(plan: OpSchedule, direction: str, columns: int, element: int) -> Laun
     words = block * compute_bytes // 4
     kernels, tiles = _kernels(plan, direction), tile_rule(plan)[direction]
     long = tuple(k for k in kernels if not k.is_whole)
-    if words <= limits(plan, direction)[element if columns % 16 == 0 else 8]:
+    if words <= limits(plan, direction, tiles)[element if columns % 16 == 0 else 8]:
         wanted = max(words, tiles.whole[0].words)
         tile = next(tile for tile in tiles.whole if tile.words == wanted)
         schedule = "resident" if words <= tiles.resident_words else "reload"

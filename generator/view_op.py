@@ -181,7 +181,8 @@ def op_view(plan: OpSchedule) -> OpView:
     spec = plan.row_op.spec
     writer = _Wrapper(plan)
     rule = tile_rule(plan)
-    forward, widest = rule["forward"], limits(plan, "forward")
+    forward = rule["forward"]
+    widest = limits(plan, "forward", forward)
     has = {p.element for p in spec.params}
     elements = {i.element for i in spec.inputs}
     class_name = spec.module or "".join(part.capitalize() for part in spec.op.split("_"))
@@ -189,7 +190,9 @@ def op_view(plan: OpSchedule) -> OpView:
     passes = tuple(
         pass_view(plan, each, rule[each.name], arguments_before(plan, each)) for each in plan.passes
     )
-    by_itemsize = is_limited(widest) or any(each.by_itemsize or each.split_rows for each in passes)
+    by_itemsize = is_limited(widest)
+    are_limited = by_itemsize or any(each.by_itemsize for each in passes)
+    has_itemsize = are_limited or any(each.split_rows for each in passes)
     return OpView(
         header=header(spec),
         op=spec.op,
@@ -217,9 +220,9 @@ def op_view(plan: OpSchedule) -> OpView:
         forward_kernels=kernel_choice(f"{spec.op}_forward", forward, True),
         block=_block(plan),
         forward_plan=plan_text("forward", forward, False, widest),
-        by_itemsize=is_limited(widest),
-        is_limited=is_limited(widest) or any(each.by_itemsize for each in passes),
-        matrices=writer.matrices() if by_itemsize else "",
+        by_itemsize=by_itemsize,
+        is_limited=are_limited,
+        matrices=writer.matrices() if has_itemsize else "",
         forward_tiles=tiles_text(forward.whole, False),
         few_tiles=FEW_TILES,
         launch_names=writer.launch_names(),

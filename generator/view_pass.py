@@ -65,14 +65,15 @@ def pass_view(plan: OpSchedule, each: Pass, tiles: Tiles, arguments: Sequence[st
     names = [result.name for result in each.program.results]
     planned = writer.read_by_plan()
     needs = ["needs: tuple[bool, ...],"] * bool(sums)
+    widest = limits(plan, each.name, tiles)
     return PassView(
         name=each.name,
         constant=each.name.upper(),
-        constants=plan_constants(each.name, tiles, bool(sums), limits(plan, each.name)),
+        constants=plan_constants(each.name, tiles, bool(sums), widest),
         tiles=tiles_text(tiles.whole, bool(sums)),
         tiles_doc=", pipeline stages, programs a processor" if sums else "",
-        plan=plan_text(each.name, tiles, bool(sums), limits(plan, each.name)),
-        by_itemsize=is_limited(limits(plan, each.name)),
+        plan=plan_text(each.name, tiles, bool(sums), widest),
+        by_itemsize=is_limited(widest),
         sums=sums,
         parameters=tensor_parameters(plan.row_op.spec, read_by(each)),
         key=writer.key(),

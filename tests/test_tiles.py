@@ -18,6 +18,10 @@ from kgen.traffic import launch
 SPECS = Path(__file__).parent.parent / "specs"
 
 
+def widest_of(plan: OpSchedule, direction: str) -> dict[int, int]:
+    return limits(plan, direction, tile_rule(plan)[direction])
+
+
 def plan_of(name: str, tuning: str = "", double: bool = False) -> OpSchedule:
     """The schedule of a shipped op with another tuning."""
     text = (SPECS / f"{name}.yaml").read_text("utf-8").partition("\ntuning:")[0]
@@ -265,20 +269,20 @@ def test_widths_with_own_chunks_run_in_them(
 def test_wide_elements_have_narrower_tiles(
     name: str, direction: str, widest: dict[int, int]
 ) -> None:
-    assert limits(plan_of(name), direction) == widest
+    assert widest_of(plan_of(name), direction) == widest
 
 
 def test_a_condition_for_each_element_takes_no_registers() -> None:
     tuning = "tuning: {forward: {32768: {schedule: resident, rows: 1, warps: 32}}}\n"
-    widest = limits(plan_of("masked_softmax", tuning), "forward")
-    assert widest == limits(plan_of("softmax"), "forward") == {2: 32768, 4: 32768, 8: 8192}
+    widest = widest_of(plan_of("masked_softmax", tuning), "forward")
+    assert widest == widest_of(plan_of("softmax"), "forward") == {2: 32768, 4: 32768, 8: 8192}
 
 
 def test_tuned_rows_of_wide_elements_are_no_wider_than_the_rule_has_them() -> None:
     plan = plan_of("rmsnorm", "tuning: {forward: {65536: {schedule: resident}}}\n")
-    assert limits(plan, "forward") == {2: 65536, 4: 32768, 8: 8192}
+    assert widest_of(plan, "forward") == {2: 65536, 4: 32768, 8: 8192}
     plan = plan_of("rmsnorm", "tuning: {forward: {2048: {schedule: streaming}}}\n")
-    assert limits(plan, "forward") == {2: 1024, 4: 1024, 8: 1024}
+    assert widest_of(plan, "forward") == {2: 1024, 4: 1024, 8: 1024}
     assert "FORWARD_WIDEST" not in render_op(plan.row_op.spec)["rmsnorm/op.py"]
 
 
