@@ -410,7 +410,7 @@ def ran(*names: str) -> list[Ran]:
     return [Ran(name, float(place), 0.5) for place, name in enumerate(names)]
 
 
-def test_a_profile_is_cut_at_the_reads() -> None:
+def test_a_profile_is_cut_at_the_copies() -> None:
     calls = cut(reversed(ran("r", "a", "b", "r", "c", "r")), "r", 2)
     assert [[event.name for event in call] for call in calls] == [["a", "b"], ["c"]]
     assert total(calls[0]) == 1.0
@@ -419,12 +419,12 @@ def test_a_profile_is_cut_at_the_reads() -> None:
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        (["r", "a", "r", "r", "r"], "4 reads stand between 2 calls, in place of 3"),  # its own read
-        (["r", "a", "r"], "2 reads stand between 2 calls, in place of 3"),  # an event is lost
+        (["r", "a", "r", "r", "r"], "4 copies stand between 2 calls, in place of 3"),  # its own copy
+        (["r", "a", "r"], "2 copies stand between 2 calls, in place of 3"),  # an event is lost
         (["r", "a", "r", "r"], "a call ran nothing"),
         (["a", "r", "a", "r", "b", "r"], "'a' ran before the first call"),
         (["r", "a", "r", "b", "r", "c"], "something ran after the last call"),
-        ([], "0 reads"),
+        ([], "0 copies"),
     ],
 )
 def test_a_profile_that_does_not_fit_is_refused(names: list[str], problem: str) -> None:
@@ -459,14 +459,9 @@ def test_of_a_profile_only_work_on_the_gpu_counts(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.profiler, "profile", Profile)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("synchronize"))
     clock = Clock.__new__(Clock)
-    clock._cold = SimpleNamespace(  # type: ignore[assignment]
-        cache=100, read=lambda: order.append("read"), mark=lambda: order.append("mark")
-    )
+    clock._cold = SimpleNamespace(copy=lambda: order.append("copy"))  # type: ignore[assignment]
     assert clock._profile([lambda: order.append("call")] * 2) == [Ran("gemm", 4.0, 2.0)]
-    assert order == ["synchronize", "read", "call", "read", "call", "read", "synchronize"]
-    order.clear()
-    clock._profile([lambda: order.append("call")], apart=300)
-    assert order == ["synchronize", "mark", "call", "mark", "synchronize"]
+    assert order == ["synchronize", "copy", "call", "copy", "call", "copy", "synchronize"]
 
 
 class FakeClock(Clock):
@@ -475,7 +470,7 @@ class FakeClock(Clock):
     def __init__(self) -> None:
         self.sessions = 0
 
-    def _profile(self, calls: Sequence[Callable[[], object]], apart: int = 0) -> list[Ran]:
+    def _profile(self, calls: Sequence[Callable[[], object]]) -> list[Ran]:
         self.sessions += 1
         names: list[str] = []
         for call in calls:
@@ -551,7 +546,7 @@ def test_the_run_goes_on_after_a_failure_and_a_wrong_result() -> None:
 def test_a_profile_that_does_not_fit_is_taken_again_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One provider runs a kernel of the name of the read; only its own times are lost."""
+    """One provider runs a kernel of the name of the copy; only its own times are lost."""
 
     def call(subject: Subject, trial: Any, direction: str) -> Callable[[], object]:
         name = NAME if trial.call is subject.reference else "kernel"
@@ -562,7 +557,7 @@ def test_a_profile_that_does_not_fit_is_taken_again_for_each(
         Cell("softmax", 4, 8, "float32")
     )
     assert [each.status for each in found] == ["failed", "failed", "ok", "ok"]
-    assert "reads stand between" in found[0].note
+    assert "copies stand between" in found[0].note
 
 
 def test_a_reference_that_fails_fails_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:

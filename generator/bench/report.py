@@ -70,7 +70,7 @@ def page(results: Results, plots: Sequence[str] = ()) -> str:
 
 _HOW = (
     "Times are those of a call's kernels on the GPU, added up, by PyTorch's profiler: the median "
-    "of {calls} calls, which find nothing of their data in the cache. "
+    "of {calls} calls, each after a copy that leaves nothing of their data in the cache. "
     "Before it was timed, each result was compared with the spec's reference in float64. "
     "GB/s counts the bytes that must move: each matrix that is read or written, once; of gradients "
     "that are equal, one. In brackets is the share of the bandwidth of a copy of 2^27 bytes in the "

@@ -191,12 +191,8 @@ class Bench:
         assert self._clock is not None
         if not ready:
             return []
-        # All forwards, then all backwards: between two calls of a provider are those of the others.
-        ready = sorted(ready, key=lambda each: each[0].direction == BACKWARD)
-        others = len({record.provider for record, _ in ready}) - 1
-        apart = others * min(record.moved for record, _ in ready)
         try:
-            runs = self._clock.rounds([call for _, call in ready], self.calls, apart)
+            runs = self._clock.rounds([call for _, call in ready], self.calls)
         except Exception as error:
             require_alive(", ".join(dict.fromkeys(record.provider for record, _ in ready)))
             if len(ready) > 1:

@@ -1,4 +1,4 @@
-"""The kernels of a profile, cut into calls at the reads that stand between them."""
+"""The kernels of a profile, cut into calls at the copies that stand between them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Ran:
 
 
 def cut(ran: Iterable[Ran], marker: str, calls: int) -> list[list[Ran]]:
-    """What ran in each call: one read stands before each and one after the last.
+    """What ran in each call: one copy stands before each and one after the last.
 
-    ``marker`` is the name of the kernel that reads. Raises ``MeasureError`` if the number of reads
+    ``marker`` is the name of the kernel that copies. Raises ``MeasureError`` if the number of copies
     is another, since then a call has run a kernel of that name or the profiler has lost something,
     and if a call ran nothing.
     """
     found: list[list[Ran]] = []
     before: list[str] = []
-    reads = 0
+    copies = 0
     for event in sorted(ran, key=lambda event: event.start):
         if event.name == marker:
-            reads += 1
+            copies += 1
             found.append([])
         elif found:
             found[-1].append(event)
@@ -39,8 +39,8 @@ def cut(ran: Iterable[Ran], marker: str, calls: int) -> list[list[Ran]]:
             before.append(event.name)
     if before:
         raise MeasureError(f"'{before[0]}' ran before the first call")
-    if reads != calls + 1:
-        raise MeasureError(f"{reads} reads stand between {calls} calls, in place of {calls + 1}")
+    if copies != calls + 1:
+        raise MeasureError(f"{copies} copies stand between {calls} calls, in place of {calls + 1}")
     if found.pop():
         raise MeasureError("something ran after the last call")
     if not all(found):
