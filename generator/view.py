@@ -99,19 +99,20 @@ def _sums_views(plan: OpSchedule) -> tuple[SumsView, ...]:
 
 
 def _sum_blocks(sums: tuple[str, ...], has_parts: bool) -> tuple[str, ...]:
-    """Each column sum; where there are several, only those that are wanted."""
+    """Each column sum; where there are several, only those that are wanted, by programs each."""
     blocks = []
     first, place = ("", "")
     if has_parts:
         first, place = " + part_index * n_groups * n_columns", "part_index * n_columns + "
-    for name in sums:
+    for index, name in enumerate(sums):
         arguments = "column, in_columns, n_groups, n_columns, COMPUTE, GROUPS, BLOCK"
         lines = [
             f"{name} = group_sum({name}_partial_ptr{first}, {arguments})",
             f"tl.store({name}_ptr + {place}column, {name}, mask=in_columns)",
         ]
         if len(sums) > 1:
-            lines = [f"if {name}_ptr is not None:", *(f"    {line}" for line in lines)]
+            own = f"sum_index == {index}"
+            lines = [f"if {name}_ptr is not None and {own}:", *(f"    {line}" for line in lines)]
         blocks.append("\n".join(lines))
     return tuple(blocks)
 

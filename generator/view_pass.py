@@ -440,7 +440,9 @@ class _PassWriter:
             wanted = f"({wanted})" if " or " in wanted else wanted
         tile = "triton.cdiv(n_columns, sum_block)"
         # There may be more parts than the second axis of a grid can have programs.
-        grid = f"{tile}," if self.each.partition is None else f"{parts}, {tile}"
+        axes = [tile] if self.each.partition is None else [parts, tile]
+        n_sums = len(self.each.column_sums)
+        grid = join([*axes, *[str(n_sums)] * (n_sums > 1)]) + "," * (axes == [tile] and n_sums == 1)
         return [
             f"{target} = None",
             f"if {groups} > 1 and {wanted}:",

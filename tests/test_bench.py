@@ -419,7 +419,7 @@ def test_a_profile_is_cut_at_the_copies() -> None:
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        (["r", "a", "r", "r", "r"], "4 copies stand between 2 calls, in place of 3"),  # its own copy
+        (["r", "a", "r", "r", "r"], "4 copies stand between 2 calls, in place of 3"),  # its own
         (["r", "a", "r"], "2 copies stand between 2 calls, in place of 3"),  # an event is lost
         (["r", "a", "r", "r"], "a call ran nothing"),
         (["a", "r", "a", "r", "b", "r"], "'a' ran before the first call"),

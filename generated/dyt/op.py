@@ -46,7 +46,7 @@ BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 1024
 # The tile in which the groups' partial column sums are added.
-SUM_GROUPS, SUM_BLOCK = 256, 32
+SUM_GROUPS, SUM_BLOCK = 512, 16
 # Of rows that are split among programs there are fewer groups.
 SPLIT_SUM_GROUPS, SPLIT_SUM_BLOCK = 16, 256
 
@@ -390,7 +390,7 @@ def _plan_backward(
     if n_groups > 1 and n_sums:
         all_sums = Launch(
             dyt_sum_groups,
-            (triton.cdiv(n_columns, sum_block),),
+            (triton.cdiv(n_columns, sum_block), 3),
             device,
             n_groups,
             n_columns,

@@ -436,7 +436,8 @@ def groupnorm_sum_groups(
     part_index = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
-    if dweight_ptr is not None:
+    sum_index = tl.program_id(2)
+    if dweight_ptr is not None and sum_index == 0:
         dweight = group_sum(
             dweight_partial_ptr + part_index * n_groups * n_columns,
             column,
@@ -448,7 +449,7 @@ def groupnorm_sum_groups(
             BLOCK,
         )
         tl.store(dweight_ptr + part_index * n_columns + column, dweight, mask=in_columns)
-    if dbias_ptr is not None:
+    if dbias_ptr is not None and sum_index == 1:
         dbias = group_sum(
             dbias_partial_ptr + part_index * n_groups * n_columns,
             column,

@@ -369,12 +369,13 @@ def layernorm_sum_groups(
     """Adds up what the groups of rows have left of each column sum."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
-    if dweight_ptr is not None:
+    sum_index = tl.program_id(1)
+    if dweight_ptr is not None and sum_index == 0:
         dweight = group_sum(
             dweight_partial_ptr, column, in_columns, n_groups, n_columns, COMPUTE, GROUPS, BLOCK
         )
         tl.store(dweight_ptr + column, dweight, mask=in_columns)
-    if dbias_ptr is not None:
+    if dbias_ptr is not None and sum_index == 1:
         dbias = group_sum(
             dbias_partial_ptr, column, in_columns, n_groups, n_columns, COMPUTE, GROUPS, BLOCK
         )

@@ -56,7 +56,7 @@ BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
-SUM_GROUPS, SUM_BLOCK = 256, 32
+SUM_GROUPS, SUM_BLOCK = 512, 16
 # Of rows that are split among programs there are fewer groups.
 SPLIT_SUM_GROUPS, SPLIT_SUM_BLOCK = 16, 256
 
@@ -441,7 +441,7 @@ def _plan_backward(
     if n_splits > 1 and n_sums:
         part_sums = Launch(
             modulated_layernorm_sum_groups,
-            (n_batches, triton.cdiv(n_columns, sum_block)),
+            (n_batches, triton.cdiv(n_columns, sum_block), 2),
             device,
             n_splits,
             n_columns,

@@ -354,7 +354,8 @@ def modulated_rmsnorm_sum_groups(
     part_index = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
-    if dscale_ptr is not None:
+    sum_index = tl.program_id(2)
+    if dscale_ptr is not None and sum_index == 0:
         dscale = group_sum(
             dscale_partial_ptr + part_index * n_groups * n_columns,
             column,
@@ -366,7 +367,7 @@ def modulated_rmsnorm_sum_groups(
             BLOCK,
         )
         tl.store(dscale_ptr + part_index * n_columns + column, dscale, mask=in_columns)
-    if dshift_ptr is not None:
+    if dshift_ptr is not None and sum_index == 1:
         dshift = group_sum(
             dshift_partial_ptr + part_index * n_groups * n_columns,
             column,

@@ -549,22 +549,23 @@ def polynorm_sum_groups(
     """Adds up what the groups of rows have left of each column sum."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
-    if dcubic_ptr is not None:
+    sum_index = tl.program_id(1)
+    if dcubic_ptr is not None and sum_index == 0:
         dcubic = group_sum(
             dcubic_partial_ptr, column, in_columns, n_groups, n_columns, COMPUTE, GROUPS, BLOCK
         )
         tl.store(dcubic_ptr + column, dcubic, mask=in_columns)
-    if dsquare_ptr is not None:
+    if dsquare_ptr is not None and sum_index == 1:
         dsquare = group_sum(
             dsquare_partial_ptr, column, in_columns, n_groups, n_columns, COMPUTE, GROUPS, BLOCK
         )
         tl.store(dsquare_ptr + column, dsquare, mask=in_columns)
-    if dlinear_ptr is not None:
+    if dlinear_ptr is not None and sum_index == 2:
         dlinear = group_sum(
             dlinear_partial_ptr, column, in_columns, n_groups, n_columns, COMPUTE, GROUPS, BLOCK
         )
         tl.store(dlinear_ptr + column, dlinear, mask=in_columns)
-    if dbias_ptr is not None:
+    if dbias_ptr is not None and sum_index == 3:
         dbias = group_sum(
             dbias_partial_ptr, column, in_columns, n_groups, n_columns, COMPUTE, GROUPS, BLOCK
         )

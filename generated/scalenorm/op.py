@@ -56,7 +56,7 @@ BACKWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
-SUM_GROUPS, SUM_BLOCK = 256, 32
+SUM_GROUPS, SUM_BLOCK = 512, 16
 # Of rows that are split among programs there are fewer groups.
 SPLIT_SUM_GROUPS, SPLIT_SUM_BLOCK = 16, 256
 

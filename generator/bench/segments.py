@@ -22,9 +22,9 @@ class Ran:
 def cut(ran: Iterable[Ran], marker: str, calls: int) -> list[list[Ran]]:
     """What ran in each call: one copy stands before each and one after the last.
 
-    ``marker`` is the name of the kernel that copies. Raises ``MeasureError`` if the number of copies
-    is another, since then a call has run a kernel of that name or the profiler has lost something,
-    and if a call ran nothing.
+    ``marker`` is the name of the kernel that copies. Raises ``MeasureError`` if the number of
+    copies is another, since then a call has run a kernel of that name or the profiler has lost
+    something, and if a call ran nothing.
     """
     found: list[list[Ran]] = []
     before: list[str] = []
