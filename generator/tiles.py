@@ -6,6 +6,7 @@ place of what the rule has.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kgen.errors import Problems
@@ -81,6 +82,9 @@ ROW_REGISTERS = 32768
 """What a tile may fill with the rows that it reads or sums up where each element takes a register:
 half of a multiprocessor's."""
 
+THREAD_REGISTERS = 64
+"""Of a thread's registers, so many hold rows without harm to what is worked out of them."""
+
 WIDE_WORDS = 8192
 """Rows so wide always fit where elements have 4 bytes, and no wider ones where they have 8."""
 
@@ -95,15 +99,15 @@ class Tiles:
 
     Attributes:
         whole: tiles that span rows, by width; wider rows are walked in chunks.
-        resident_words: the widest rows that stay in registers; up to the widest tile they are read
-            again after each reduction.
+        reloaded: the widths whose rows are read again after each reduction; others that a tile
+            spans stay in registers.
         streaming: the chunk of a row's walk, or of that of the split's first kernel.
         split: the tile of the split's second kernel.
         chunks: by width, what rows take in place of the streaming chunk, or of the split's tile.
     """
 
     whole: tuple[Tile, ...]
-    resident_words: int
+    reloaded: tuple[int, ...]
     streaming: Tile
     split: Tile = Tile(2048, 1, 4, 4, 2)
     chunks: tuple[tuple[int, Tile], ...] = ()
@@ -123,12 +127,7 @@ class Tiles:
 
     def rank(self, words: int) -> int:
         """The place of their schedule: resident, reload, and in chunks."""
-        return (words > self.resident_words) + (words > self.whole_words)
-
-    @property
-    def reloads(self) -> bool:
-        """Whether rows of some widths are read again."""
-        return self.resident_words < self.whole_words
+        return 2 if words > self.whole_words else int(words in self.reloaded)
 
 
 def planned(row_op: RowOp) -> OpSchedule:
@@ -143,7 +142,7 @@ def planned(row_op: RowOp) -> OpSchedule:
 
 def _taken(kernels: tuple[Kernel, ...], tiles: Tiles) -> tuple[Kernel, ...]:
     again = _reload(kernels)
-    return kernels if tiles.reloads else tuple(k for k in kernels if k is not again)
+    return kernels if tiles.reloaded else tuple(k for k in kernels if k is not again)
 
 
 def live_matrices(kernel: Kernel) -> int:
@@ -172,11 +171,8 @@ def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
     problems = Problems()
     for tuning in spec.tuning:
         name = tuning.direction
-        kernels, sums = plan.forward, False
-        for each in plan.passes:
-            if each.name == name:
-                kernels, sums = each.kernels, bool(each.column_sums)
-        rule[name] = _Retiling(tuning, rule[name], kernels, sums, problems).tiles()
+        kernels, sums = _kernels_and_sums(plan, name)
+        rule[name] = _Retiling(tuning, rule[name], kernels, bool(sums), problems).tiles()
     problems.raise_if_any()
     return rule
 
@@ -188,14 +184,40 @@ def limits(plan: OpSchedule, direction: str, tiles: Tiles) -> dict[int, int]:
     Elements of 2 bytes take half a register each as they are loaded, and wider ones one or two. As
     those of 8 bytes are rows that vectors do not fit, whose elements take registers for addresses.
     """
-    kernels, sums = plan.forward, 0
-    for each in plan.passes:
-        if each.name == direction:
-            kernels, sums = each.kernels, len(each.column_sums)
+    kernels, sums = _kernels_and_sums(plan, direction)
     widest = tiles.whole_words
     fitting = ROW_REGISTERS // max(1, len(_matrices_read(kernels[0])) + sums)
     wide = max(WIDE_WORDS, 1 << fitting.bit_length() - 1)
     return {2: widest, 4: min(widest, wide), 8: min(widest, wide // 2, WIDE_WORDS)}
+
+
+def rereads(plan: OpSchedule, direction: str, tiles: Tiles) -> dict[int, tuple[int, ...]]:
+    """The widths that are read again after each reduction, by the bytes of the matrices' elements.
+
+    ``tiles`` are those of the direction. Rows of 4 bytes an element fill the first cache sooner, so
+    they stay in registers wherever a thread has enough.
+    """
+    kernels, sums = _kernels_and_sums(plan, direction)
+    rows = len(_matrices_read(kernels[0])) + sums
+    widest = limits(plan, direction, tiles)
+    again = [tile for tile in tiles.whole if tile.words in tiles.reloaded]
+    return {
+        2: tiles.reloaded,
+        4: tuple(
+            tile.words
+            for tile in again
+            if tile.words <= widest[4] and rows * tile.words > THREAD_REGISTERS * 32 * tile.warps
+        ),
+        8: tuple(tile.words for tile in again if tile.words <= widest[8]),
+    }
+
+
+def _kernels_and_sums(plan: OpSchedule, direction: str) -> tuple[tuple[Kernel, ...], int]:
+    """The kernels of a direction, and how many column sums they make."""
+    for each in plan.passes:
+        if each.name == direction:
+            return each.kernels, len(each.column_sums)
+    return plan.forward, 0
 
 
 def untuned(plan: OpSchedule) -> dict[str, Tiles]:
@@ -204,6 +226,22 @@ def untuned(plan: OpSchedule) -> dict[str, Tiles]:
     for each in plan.passes:
         rule[each.name] = _sum_tiles(each) if each.column_sums else _gradient_tiles(each)
     return rule
+
+
+def rank_of(tile: TunedTile) -> int:
+    """The place of its schedule: resident, reload, and in chunks."""
+    assert tile.schedule is not None
+    return min(SCHEDULES.index(tile.schedule), 2)
+
+
+def reached(rule: Tiles, said: Mapping[int, int], words: int) -> int:
+    """The place of the schedule of a width: that of the rule, between those that are said."""
+    if words in said:
+        return said[words]
+    rank = rule.rank(words)
+    for width, place in sorted(said.items()):
+        rank = max(rank, place) if width < words else min(rank, place)
+    return rank
 
 
 class _Retiling:
@@ -225,13 +263,14 @@ class _Retiling:
         before = len(self.problems)
         self._check_kernels()
         streaming, split = self._streaming(), self._split()
-        ranks = {words: self._rank(words) for words in TUNED_WIDTHS}
+        said = {words: rank_of(tile) for words, tile in self.tuning.widths if tile.schedule}
+        ranks = {words: reached(self.rule, said, words) for words in TUNED_WIDTHS}
         chunks = self._chunks(split if self.has_sums else streaming)
         whole = [tile for words in TUNED_WIDTHS if (tile := self._tile(words, ranks[words]))]
         if len(self.problems) > before:
             return self.rule
-        resident = max(words for words in TUNED_WIDTHS if ranks[words] == 0)
-        return Tiles(tuple(whole), resident, streaming, split, chunks)
+        reloaded = tuple(words for words in TUNED_WIDTHS if ranks[words] == 1)
+        return Tiles(tuple(whole), reloaded, streaming, split, chunks)
 
     def _check_kernels(self) -> None:
         """Schedules that the direction has, and values that its kernels take."""
@@ -283,18 +322,6 @@ class _Retiling:
                 found += [(words, chunk)] * (chunk != usual)
         return tuple(found)
 
-    def _rank(self, words: int) -> int:
-        """The place of the schedule: that of the rule, between those that the spec says."""
-        rank = self.rule.rank(words)
-        for width, tile in self.tuning.widths:
-            if tile.schedule is None:
-                continue
-            said = min(SCHEDULES.index(tile.schedule), 2)
-            rank = max(rank, said) if width < words else min(rank, said)
-            if width == words:
-                return said
-        return rank
-
     def _tile(self, words: int, rank: int) -> Tile | None:
         tuned = dict(self.tuning.widths).get(words)
         tile = self.rule.tile(words)
@@ -336,37 +363,42 @@ def _forward_tiles(kernels: tuple[Kernel, ...]) -> Tiles:
     if not any(r.kind is Kind.MATRIX for r in kernels[0].program.results):
         # Rows come down to numbers, and nothing waits for a store: twice as much a thread.
         lighter = tuple(replace(t, warps=max(1, t.warps // 2)) for t in ROW_TILES)
-        return _shortened(Tiles(_up_to(lighter, 16384), 16384, Tile(8192, 1, 32)), live)
+        return _shortened(Tiles(_up_to(lighter, 16384), (), Tile(8192, 1, 32)), live)
     if walks == 1:
-        return _shortened(Tiles(_up_to(ROW_TILES, 8192), 8192, Tile(16384, 1, 32)), live)
+        return _shortened(Tiles(_up_to(ROW_TILES, 8192), (), Tile(16384, 1, 32)), live)
     chunk = Tile(8192, 1, 32) if walks == 2 else Tile(16384, 1, 16)
     if _reload(kernels) is None or live > 2:
-        return _shortened(Tiles(_up_to(ROW_TILES, 16384), 16384, chunk), live)
+        return _shortened(Tiles(_up_to(ROW_TILES, 16384), (), chunk), live)
     # One more walk is one more row to keep in the cache.
     again = RELOAD_TILES if walks == 2 else RELOAD_TILES[:-1]
-    return Tiles((*_up_to(ROW_TILES, 8192), *again), 8192, chunk)
+    return Tiles((*_up_to(ROW_TILES, 8192), *again), _widths(again), chunk)
 
 
 def _gradient_tiles(each: Pass) -> Tiles:
     live, chunk = live_matrices(each.kernels[0]), Tile(16384, 1, 32)
     if _walks(each.kernels) == 1:
-        return _shortened(Tiles(_up_to(ROW_TILES, 8192), 8192, Tile(8192, 1, 16)), live)
+        return _shortened(Tiles(_up_to(ROW_TILES, 8192), (), Tile(8192, 1, 16)), live)
     if _reload(each.kernels) is None or live > 3:
-        return _shortened(Tiles(_up_to(ROW_TILES, 16384), 16384, chunk), live)
-    return Tiles((*_up_to(ROW_TILES, 8192), *GRADIENT_RELOAD_TILES), 8192, chunk)
+        return _shortened(Tiles(_up_to(ROW_TILES, 16384), (), chunk), live)
+    again = GRADIENT_RELOAD_TILES
+    return Tiles((*_up_to(ROW_TILES, 8192), *again), _widths(again), chunk)
 
 
 def _sum_tiles(each: Pass) -> Tiles:
     live, chunk = live_matrices(each.kernels[0]), Tile(4096, 1, 16)
     if len(each.column_sums) > 2:
         split = Tile(1024, 1, 2, 3, 4)
-        return _shortened(Tiles(MANY_SUMS_TILES, 4096, chunk, split), live)
+        return _shortened(Tiles(MANY_SUMS_TILES, (), chunk, split), live)
     tiles = GROUP_TILES
     if len(each.column_sums) == 2:
         tiles = (*GROUP_TILES[:-1], replace(GROUP_TILES[-1], warps=8))
     if _reload(each.kernels) is None:
-        return _shortened(Tiles(tiles, 8192, chunk), live)
-    return Tiles((*tiles, *RELOAD_GROUP_TILES), 8192, chunk)
+        return _shortened(Tiles(tiles, (), chunk), live)
+    return Tiles((*tiles, *RELOAD_GROUP_TILES), _widths(RELOAD_GROUP_TILES), chunk)
+
+
+def _widths(tiles: tuple[Tile, ...]) -> tuple[int, ...]:
+    return tuple(tile.words for tile in tiles)
 
 
 def _up_to(tiles: tuple[Tile, ...], words: int) -> tuple[Tile, ...]:
@@ -378,7 +410,7 @@ def _shortened(tiles: Tiles, live: int) -> Tiles:
     usual, words = 6, tiles.whole_words
     while usual < live:
         usual, words = usual * 2, words // 2
-    return replace(tiles, whole=_up_to(tiles.whole, words), resident_words=words)
+    return replace(tiles, whole=_up_to(tiles.whole, words))
 
 
 def _walks(kernels: tuple[Kernel, ...]) -> int:

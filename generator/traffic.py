@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from kgen.cost import walks
 from kgen.ir import Program, Result, Role, names_in
 from kgen.schedule import Form, Kernel, OpSchedule
 from kgen.spec import COMPUTE, Element, Kind, Spec, gradient_name, second_gradient_name
-from kgen.tiles import FEW_TILES, Tile, limits, tile_rule
+from kgen.tiles import FEW_TILES, Tile, limits, rereads, tile_rule
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -162,8 +163,10 @@ def boundaries(plan: OpSchedule, direction: str, element: int) -> tuple[int, ...
     """
     tiles = tile_rule(plan)[direction]
     widest = limits(plan, direction, tiles)[element]
-    words = dict.fromkeys((min(tiles.resident_words, widest), widest))
-    return tuple(each * 4 // max(4, element) for each in words)
+    again = rereads(plan, direction, tiles)[element]
+    words = [tile.words for tile in tiles.whole if tile.words <= widest]
+    ends = [now for now, wider in pairwise(words) if (now in again) != (wider in again)]
+    return tuple(each * 4 // max(4, element) for each in (*ends, widest))
 
 
 def launch(plan: OpSchedule, direction: str, columns: int, element: int) -> Launch:
@@ -173,10 +176,11 @@ def launch(plan: OpSchedule, direction: str, columns: int, element: int) -> Laun
     words = block * compute_bytes // 4
     kernels, tiles = _kernels(plan, direction), tile_rule(plan)[direction]
     long = tuple(k for k in kernels if not k.is_whole)
-    if words <= limits(plan, direction, tiles)[element if columns % 16 == 0 else 8]:
+    held = element if columns % 16 == 0 else 8
+    if words <= limits(plan, direction, tiles)[held]:
         wanted = max(words, tiles.whole[0].words)
         tile = next(tile for tile in tiles.whole if tile.words == wanted)
-        schedule = "resident" if words <= tiles.resident_words else "reload"
+        schedule = "reload" if words in rereads(plan, direction, tiles)[held] else "resident"
         kernel = next(k for k in kernels if k.name.endswith(f"_{schedule}"))
         return Launch(schedule, (kernel,), tile, block, walks(kernel))
     passes = sum(walks(kernel) for kernel in long)

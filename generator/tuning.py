@@ -115,17 +115,17 @@ class _Reader:
                 self._problems.add(f"{message}: write {said} beside it, or remove it", value.at)
 
     def _check_order(self, widths: list[Width]) -> None:
-        """Wider rows do not stay longer in registers, and not whole once narrower ones do not."""
+        """Rows are walked in chunks once narrower ones are."""
         before: Width | None = None
         for width, tile in widths:
             if tile.schedule is None:
                 continue
-            if before is not None and _rank(tile) < _rank(before[1]):
+            if tile.schedule in LONG_SCHEDULES:
+                before = before or (width, tile)
+            elif before is not None:
                 message = f"rows of {before[0]} words are {before[1].schedule}, so wider ones are"
-                rest = words(SCHEDULES[_rank(before[1]) :])
+                rest = words(LONG_SCHEDULES)
                 self._problems.add(f"{message} {rest}, got '{tile.schedule}'", tile.at)
-                continue
-            before = width, tile
 
     def _tile(self, entry: Field, keys: Sequence[Key], schedules: Sequence[str] = ()) -> TunedTile:
         self._refuse_empty(entry)
@@ -159,9 +159,3 @@ class _Reader:
         node = field.value
         if isinstance(node, Mapping) and node.whole and not node.entries:
             self._problems.add(f"{quote(field.key.text)} is empty: leave it out", field.key.at)
-
-
-def _rank(tile: TunedTile) -> int:
-    """The place of its schedule; rows in chunks are streaming or split, which are one."""
-    assert tile.schedule is not None
-    return min(SCHEDULES.index(tile.schedule), SCHEDULES.index(LONG_SCHEDULES[0]))

@@ -21,6 +21,7 @@ from kgen.view_autograd import (
 from kgen.view_module import ModuleView, module_view
 from kgen.view_pass import (
     PassView,
+    is_by_itemsize,
     is_limited,
     kernel_choice,
     kernel_numbers,
@@ -110,6 +111,7 @@ class OpView:
     block: str
     forward_plan: str
     by_itemsize: bool
+    reloads: bool
     is_limited: bool
     matrices: str
     few_tiles: int
@@ -182,7 +184,6 @@ def op_view(plan: OpSchedule) -> OpView:
     writer = _Wrapper(plan)
     rule = tile_rule(plan)
     forward = rule["forward"]
-    widest = limits(plan, "forward", forward)
     has = {p.element for p in spec.params}
     elements = {i.element for i in spec.inputs}
     class_name = spec.module or "".join(part.capitalize() for part in spec.op.split("_"))
@@ -190,9 +191,9 @@ def op_view(plan: OpSchedule) -> OpView:
     passes = tuple(
         pass_view(plan, each, rule[each.name], arguments_before(plan, each)) for each in plan.passes
     )
-    by_itemsize = is_limited(widest)
-    are_limited = by_itemsize or any(each.by_itemsize for each in passes)
-    has_itemsize = are_limited or any(each.split_rows for each in passes)
+    by_itemsize = is_by_itemsize(plan, "forward", forward)
+    is_sized = by_itemsize or any(each.by_itemsize for each in passes)
+    has_itemsize = is_sized or any(each.split_rows for each in passes)
     return OpView(
         header=header(spec),
         op=spec.op,
@@ -216,12 +217,13 @@ def op_view(plan: OpSchedule) -> OpView:
         max_columns=spec.limits.max_columns,
         scratch_mib=spec.limits.scratch_mib,
         has_sums=writer.has_sums,
-        forward_constants=plan_constants("forward", forward, False, widest),
+        forward_constants=plan_constants(plan, "forward", forward, False),
         forward_kernels=kernel_choice(f"{spec.op}_forward", forward, True),
         block=_block(plan),
-        forward_plan=plan_text("forward", forward, False, widest),
+        forward_plan=plan_text(plan, "forward", forward, False),
         by_itemsize=by_itemsize,
-        is_limited=are_limited,
+        reloads=any(tiles.reloaded for tiles in rule.values()),
+        is_limited=any(is_limited(limits(plan, name, tiles)) for name, tiles in rule.items()),
         matrices=writer.matrices() if has_itemsize else "",
         forward_tiles=tiles_text(forward.whole, False),
         few_tiles=FEW_TILES,

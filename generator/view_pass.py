@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kgen.ir import Result, Role, Variable
 from kgen.schedule import Kernel, OpSchedule, Pass
 from kgen.spec import Element, Input, Kind, Spec, gradient_name, second_gradient_name
-from kgen.tiles import Tile, Tiles, limits
+from kgen.tiles import Tile, Tiles, limits, rereads
 from kgen.view import extents, pointers, strided
 from kgen.view_words import empty_like, given, join, lines, row_stride, tensor_type, tuple_of
 
@@ -65,15 +65,14 @@ def pass_view(plan: OpSchedule, each: Pass, tiles: Tiles, arguments: Sequence[st
     names = [result.name for result in each.program.results]
     planned = writer.read_by_plan()
     needs = ["needs: tuple[bool, ...],"] * bool(sums)
-    widest = limits(plan, each.name, tiles)
     return PassView(
         name=each.name,
         constant=each.name.upper(),
-        constants=plan_constants(each.name, tiles, bool(sums), widest),
+        constants=plan_constants(plan, each.name, tiles, bool(sums)),
         tiles=tiles_text(tiles.whole, bool(sums)),
         tiles_doc=", pipeline stages, programs a processor" if sums else "",
-        plan=plan_text(each.name, tiles, bool(sums), widest),
-        by_itemsize=is_limited(widest),
+        plan=plan_text(plan, each.name, tiles, bool(sums)),
+        by_itemsize=is_by_itemsize(plan, each.name, tiles),
         sums=sums,
         parameters=tensor_parameters(plan.row_op.spec, read_by(each)),
         key=writer.key(),
@@ -193,12 +192,18 @@ def is_limited(widest: Mapping[int, int]) -> bool:
     return len(set(widest.values())) > 1
 
 
-def plan_constants(direction: str, tiles: Tiles, is_split: bool, widest: Mapping[int, int]) -> str:
+def is_by_itemsize(plan: OpSchedule, direction: str, tiles: Tiles) -> bool:
+    """Whether the schedule depends on the size of the matrices' elements."""
+    return bool(tiles.reloaded) or is_limited(limits(plan, direction, tiles))
+
+
+def plan_constants(plan: OpSchedule, direction: str, tiles: Tiles, is_split: bool) -> str:
     """The boundaries between the schedules of a direction, and the widths of its chunks."""
     prefix = direction.upper()
-    text = [f"{prefix}_RESIDENT_WORDS = {tiles.resident_words}"]
-    if tiles.reloads:
-        text.append(f"{prefix}_RELOAD_WORDS = {tiles.whole_words}")
+    widest = limits(plan, direction, tiles)
+    text = [f"{prefix}_{_whole_name(tiles)} = {tiles.whole_words}"]
+    if tiles.reloaded:
+        text.append(f"{prefix}_RELOADED = {rereads(plan, direction, tiles)}")
     if is_limited(widest):
         text.append(f"{prefix}_WIDEST = {widest}")
     text.append(f"{prefix}_STREAMING_BLOCK = {tiles.streaming.words}")
@@ -220,11 +225,17 @@ def _chunk_text(tile: Tile, is_split: bool, block: str = "") -> str:
     return f"({join([block or str(tile.words), *map(str, rest)])})"
 
 
-def plan_text(direction: str, tiles: Tiles, is_split: bool, widest: Mapping[int, int]) -> str:
+def _whole_name(tiles: Tiles) -> str:
+    """The constant of the widest rows that one tile spans."""
+    return "WHOLE_WORDS" if tiles.reloaded else "RESIDENT_WORDS"
+
+
+def plan_text(plan: OpSchedule, direction: str, tiles: Tiles, is_split: bool) -> str:
     """The lines that choose a plan for rows of ``words`` words, in tiles of ``block`` columns."""
     prefix, chunk = direction.upper(), tiles.split if is_split else tiles.streaming
-    boundary = f"{prefix}_{'RELOAD' if tiles.reloads else 'RESIDENT'}_WORDS"
-    if is_limited(widest):
+    boundary = f"{prefix}_{_whole_name(tiles)}"
+    is_widest = is_limited(limits(plan, direction, tiles))
+    if is_widest:
         boundary = f"min({boundary}, {prefix}_WIDEST[element])"
     name = "split" if is_split else "streaming"
     block, warps = f"{prefix}_{name.upper()}_BLOCK", str(chunk.warps)
@@ -248,7 +259,8 @@ def plan_text(direction: str, tiles: Tiles, is_split: bool, widest: Mapping[int,
             most = "128 // compute.itemsize"
             warps = f"min(warps, {most})" if tiles.chunks else most
     text = [
-        *["element = itemsize if n_columns % 16 == 0 else 8"] * is_limited(widest),
+        *["element = itemsize if n_columns % 16 == 0 else 8"]
+        * is_by_itemsize(plan, direction, tiles),
         f"if words > {boundary}:",
         *own,
         *comment,
@@ -256,23 +268,23 @@ def plan_text(direction: str, tiles: Tiles, is_split: bool, widest: Mapping[int,
         f"{names} = {prefix}_TILES[max(words, {tiles.whole[0].words})]",
     ]
     schedule = '"resident"'
-    if tiles.reloads:
+    if tiles.reloaded:
         schedule = "schedule"
-        is_resident = f"words <= {prefix}_RESIDENT_WORDS"
-        text.append(f'schedule = "resident" if {is_resident} else "reload"')
+        is_reloaded = f"words in {prefix}_RELOADED[element]"
+        text.append(f'schedule = "reload" if {is_reloaded} else "resident"')
     text.append(f"return Plan({schedule}, rows, block, {names.removeprefix('rows, ')})")
     return lines(text)
 
 
 def whole_kernel(prefix: str, tiles: Tiles) -> str:
     """What is launched for whole rows: one kernel, or one of several that was chosen before."""
-    return "kernel" if tiles.reloads else f"{prefix}_resident"
+    return "kernel" if tiles.reloaded else f"{prefix}_resident"
 
 
 def kernel_choice(prefix: str, tiles: Tiles, is_streamed: bool) -> str:
     """The kernels that take the same arguments, by schedule; nothing where there is only one."""
     names = ["resident"]
-    names += ["reload"] if tiles.reloads else []
+    names += ["reload"] if tiles.reloaded else []
     names += ["streaming"] if is_streamed else []
     return lines(f'"{name}": {prefix}_{name},' for name in names) if len(names) > 1 else ""
 

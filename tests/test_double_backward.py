@@ -337,9 +337,9 @@ def test_tiles_of_the_second_order_follow_its_own_matrices_and_sums() -> None:
     """Softmax reads y, dy and ddx, and makes ddy and d2x: five at once, not three."""
     rule = tile_rule(schedule(lowered("softmax")))
     assert list(rule) == ["forward", "backward", "double_backward"]
-    ends = {name: (t.resident_words, t.whole_words) for name, t in rule.items()}
-    assert ends["backward"] == (8192, 65536)
-    assert ends["double_backward"] == (16384, 16384)
+    ends = {name: (t.reloaded, t.whole_words) for name, t in rule.items()}
+    assert ends["backward"] == ((16384, 32768, 65536), 65536)
+    assert ends["double_backward"] == ((), 16384)
     assert list(tile_rule(schedule(lowered("softmax", "")))) == ["forward", "backward"]
     # As many sums in both: the same tiles. Three sums at first, one of the second order: larger.
     rule = tile_rule(schedule(lowered("rmsnorm")))
@@ -397,7 +397,7 @@ def test_rows_in_chunks(ops: dict[str, testing.Op], name: str) -> None:
 def test_rows_read_again(ops: dict[str, testing.Op], name: str) -> None:
     op = ops[name]
     has_sums = hasattr(op.module, "DOUBLE_BACKWARD_SPLIT_BLOCK")
-    reloads = hasattr(op.module, "DOUBLE_BACKWARD_RELOAD_WORDS")
+    reloads = hasattr(op.module, "DOUBLE_BACKWARD_RELOADED")
     assert reloads == (has_sums and name != "scaled")
     op.module.calls.clear()
     testing.check_second_order(op, (5, 129), "float32", "reread")

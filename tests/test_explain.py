@@ -129,8 +129,10 @@ def test_a_slower_memory_takes_longer() -> None:
     ("columns", "dtype", "forward", "backward"),
     [
         ("8192", "float32", "resident", "resident"),
-        ("8208", "float32", "reload", "split"),
-        ("32768", "float32", "reload", "split"),
+        ("8208", "bfloat16", "reload", "split"),
+        ("8208", "float32", "resident", "split"),
+        ("32768", "bfloat16", "reload", "split"),
+        ("32768", "float32", "resident", "split"),
         ("32784", "float32", "streaming", "split"),
         ("2048", "float64", "resident", "resident"),
         ("4096", "float64", "resident", "split"),
@@ -163,8 +165,8 @@ def test_the_page_and_the_wrapper_agree(path: Path) -> None:
     """Of every direction the widest rows of each schedule, and the chunks of longer ones."""
     wrapper = (ROOT / "generated" / path.stem / "op.py").read_text(encoding="utf-8")
     constants = dict(re.findall(r"^(\w+_(?:WORDS|BLOCK)) = (\d+)$", wrapper, re.MULTILINE))
-    tables = re.findall(r"^(\w+_CHUNKS) = (\{[^}]*\})$", wrapper, re.MULTILINE)
-    chunks = {name: ast.literal_eval(text) for name, text in tables}
+    tables = re.findall(r"^(\w+_(?:CHUNKS|RELOADED)) = (\{[^}]*\})$", wrapper, re.MULTILINE)
+    by_width = {name: ast.literal_eval(text) for name, text in tables}
     most = str(load(path).limits.max_columns)
     found = explained(str(path), "--n", most, "--dtype", "bfloat16")
     for name in ("forward", "backward"):
@@ -172,15 +174,19 @@ def test_the_page_and_the_wrapper_agree(path: Path) -> None:
             continue
         way, prefix = found[name], name.upper()
         *ends, last = way["schedules"]
-        words = {f"{prefix}_{end['schedule'].upper()}_WORDS": str(end["up_to_n"]) for end in ends}
-        assert words == {
-            constant: value
-            for constant, value in constants.items()
-            if constant.startswith(prefix) and constant.endswith("_WORDS")
-        }
+        again = by_width.get(f"{prefix}_RELOADED", {2: ()})[2]
+        assert (
+            str(ends[-1]["up_to_n"])
+            == constants[f"{prefix}_{'WHOLE' if again else 'RESIDENT'}_WORDS"]
+        )
+        for end in ends:
+            assert (end["schedule"] == "reload") == (end["up_to_n"] in again)
+        reread = [words for words in again if words not in {end["up_to_n"] for end in ends}]
+        for words in reread:
+            assert next(e for e in ends if words < e["up_to_n"])["schedule"] == "reload"
         assert last["schedule"] == way["schedule"] in ("streaming", "split")
         block = constants[f"{prefix}_{way['schedule'].upper()}_BLOCK"]
-        own = chunks.get(f"{prefix}_CHUNKS", {}).get(int(most))
+        own = by_width.get(f"{prefix}_CHUNKS", {}).get(int(most))
         assert str(way["tile_columns"]) == (str(own[0]) if own else block)
 
 

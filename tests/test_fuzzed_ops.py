@@ -119,11 +119,13 @@ DIRECTIONS = ("FORWARD", "BACKWARD")
 def lower_boundaries(op: ModuleType, schedule: str) -> None:
     """Make rows of 37 columns in float64 take a schedule that the op has."""
     widest = {"RESIDENT": 1024 if schedule == "resident" else 8}
-    widest["RELOAD"] = 8 if schedule == "long" else 1024
+    widest["WHOLE"] = 8 if schedule == "long" else 1024
     for direction in DIRECTIONS:
         for name, words in widest.items():
             if hasattr(op, f"{direction}_{name}_WORDS"):
                 setattr(op, f"{direction}_{name}_WORDS", words)
+        if hasattr(op, f"{direction}_RELOADED"):
+            setattr(op, f"{direction}_RELOADED", {8: (128,) if schedule == "reload" else ()})
         for name in ("STREAMING", "SPLIT"):
             if hasattr(op, f"{direction}_{name}_BLOCK"):
                 setattr(op, f"{direction}_{name}_BLOCK", 16)
@@ -131,7 +133,7 @@ def lower_boundaries(op: ModuleType, schedule: str) -> None:
 
 
 def schedules_of(op: ModuleType) -> list[str]:
-    reloads = any(hasattr(op, f"{direction}_RELOAD_WORDS") for direction in DIRECTIONS)
+    reloads = any(hasattr(op, f"{direction}_RELOADED") for direction in DIRECTIONS)
     return ["resident", *(["reload"] if reloads else []), "long"]
 
 

@@ -242,9 +242,9 @@ def test_tests_are_run_in_a_fixed_order_and_all_of_them():
 
 def test_every_boundary_between_schedules_is_moved():
     assert changes("softmax", "boundary-off-by-one", "backward_plan") == [
-        "words > min(BACKWARD_RELOAD_WORDS, BACKWARD_WIDEST[element])"
-        " -> words >= min(BACKWARD_RELOAD_WORDS, BACKWARD_WIDEST[element])",
-        "words <= BACKWARD_RESIDENT_WORDS -> words < BACKWARD_RESIDENT_WORDS",
+        "words > min(BACKWARD_WHOLE_WORDS, BACKWARD_WIDEST[element])"
+        " -> words >= min(BACKWARD_WHOLE_WORDS, BACKWARD_WIDEST[element])",
+        "words in BACKWARD_RELOADED[element] -> words not in BACKWARD_RELOADED[element]",
     ]
     assert changes("layernorm", "boundary-off-by-one", "backward_plan") == [
         "words > min(BACKWARD_RESIDENT_WORDS, BACKWARD_WIDEST[element])"

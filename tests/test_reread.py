@@ -57,7 +57,7 @@ def built(forward: str, outputs: dict[str, str], folder: Path) -> ModuleType:
         sys.path.remove(str(folder))
 
 
-def limited(op: ModuleType, **constants: int) -> ModuleType:
+def limited(op: ModuleType, **constants: object) -> ModuleType:
     """The op with other boundaries between its schedules."""
     for name, value in constants.items():
         assert hasattr(op, name)
@@ -67,7 +67,7 @@ def limited(op: ModuleType, **constants: int) -> ModuleType:
 
 
 def in_chunks(op: ModuleType) -> ModuleType:
-    for name in ("FORWARD_RESIDENT_WORDS", "FORWARD_RELOAD_WORDS"):
+    for name in ("FORWARD_RESIDENT_WORDS", "FORWARD_WHOLE_WORDS"):
         if hasattr(op, name):
             limited(op, **{name: BLOCK})
     return limited(op, FORWARD_STREAMING_BLOCK=BLOCK)
@@ -146,7 +146,8 @@ def test_columns_of_a_walk_backwards(columns: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("columns", [5, 17, 32, 33, 100])
 def test_rows_read_again(columns: int, tmp_path: Path) -> None:
     x = torch.randn(3, columns, generator=torch.Generator().manual_seed(0))
-    op = limited(built(*PLACES, tmp_path), FORWARD_RESIDENT_WORDS=4, FORWARD_RELOAD_WORDS=1024)
+    widths = dict.fromkeys((2, 4, 8), (8, 32, 64, 128))
+    op = limited(built(*PLACES, tmp_path), FORWARD_WHOLE_WORDS=1024, FORWARD_RELOADED=widths)
     (found,) = run(op, x, "reload")
     torch.testing.assert_close(found.double(), of_places(x), rtol=1e-5, atol=1e-4)
 

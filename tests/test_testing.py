@@ -773,7 +773,7 @@ def test_lowered_boundaries_are_put_back():
     with pytest.raises(KeyError), paths.on_path(op, "lowered"):
         assert op.module.FORWARD_RESIDENT_WORDS == 64
         assert op.module.BACKWARD_RESIDENT_WORDS == 32
-        assert not hasattr(op.module, "FORWARD_RELOAD_WORDS")
+        assert not hasattr(op.module, "FORWARD_WHOLE_WORDS")
         assert not hasattr(op.module, "BACKWARD_SPLIT_BLOCK")
         raise KeyError
     assert op.module.FORWARD_RESIDENT_WORDS == 32768
@@ -783,21 +783,21 @@ def test_lowered_boundaries_are_put_back():
 def test_calls_are_expected_by_the_boundaries_of_a_path(path):
     """Of padded columns in words, up to each boundary and no further."""
     op = fake()
-    op.module.FORWARD_RELOAD_WORDS = 65536
+    op.module.FORWARD_WHOLE_WORDS = 65536
+    op.module.FORWARD_RELOADED = again = dict.fromkeys((2, 4, 8), (16384, 65536))
     with paths.on_path(op, path):
-        resident, reload = op.module.FORWARD_RESIDENT_WORDS, op.module.FORWARD_RELOAD_WORDS
+        reloaded, whole = op.module.FORWARD_RELOADED, op.module.FORWARD_WHOLE_WORDS
         longest = op.module.BACKWARD_RESIDENT_WORDS
         for dtype in (torch.float32, torch.float64):
-            columns = resident * 4 // dtype.itemsize
-            assert paths.schedules(op, columns, dtype.itemsize)[0] == "forward.resident"
-            assert paths.schedules(op, columns + 1, dtype.itemsize)[0] == "forward.reload"
-            columns = reload * 4 // dtype.itemsize
-            assert paths.schedules(op, columns, dtype.itemsize)[0] == "forward.reload"
-            assert paths.schedules(op, columns + 1, dtype.itemsize)[0] == "forward.streaming"
+            for words in (2**power for power in range(1, 18)):
+                for columns in {words * 4 // dtype.itemsize, words * 2 // dtype.itemsize + 1}:
+                    kept = "reload" if words in reloaded[dtype.itemsize] else "resident"
+                    expected = f"forward.{kept if words <= whole else 'streaming'}"
+                    assert paths.schedules(op, columns, dtype.itemsize)[0] == expected
             columns = longest * 4 // dtype.itemsize
             assert paths.schedules(op, columns, dtype.itemsize)[1] == "backward.resident"
             assert paths.schedules(op, columns + 1, dtype.itemsize)[1] == "backward.split"
-    assert (op.module.FORWARD_RESIDENT_WORDS, op.module.FORWARD_RELOAD_WORDS) == (32768, 65536)
+    assert (op.module.FORWARD_WHOLE_WORDS, op.module.FORWARD_RELOADED) == (65536, again)
 
 
 @pytest.mark.parametrize("path", ["lowered", "tiny"])
@@ -812,7 +812,8 @@ def test_lowered_rows_have_the_chunks_of_the_path_at_every_width(path):
 
 def test_a_kernel_that_should_have_read_rows_again_is_missed():
     op = fake()
-    op.module.FORWARD_RELOAD_WORDS = 65536
+    op.module.FORWARD_WHOLE_WORDS = 65536
+    op.module.FORWARD_RELOADED = {}
     message = failure(lambda: testing.check_forward(op, (3, 129), "float32", "reread"))
     assert "expected one call of forward.reload" in message
 
@@ -867,7 +868,8 @@ def test_subsets_and_mixtures():
 
 def test_rows_of_wide_elements_are_expected_in_chunks_earlier():
     op = fake()
-    op.module.FORWARD_RELOAD_WORDS = 65536
+    op.module.FORWARD_WHOLE_WORDS = 65536
+    op.module.FORWARD_RELOADED = {2: (65536,), 4: (), 8: ()}
     op.module.FORWARD_WIDEST = {2: 65536, 4: 32768, 8: 8192}
     for itemsize, columns, expected in (
         (2, 65536, "reload"),

@@ -46,7 +46,7 @@ def test_what_is_not_said_stays() -> None:
     assert after.tile(8192) == Tile(8192, 1, 4)
     others = [[tile for tile in tiles.whole if tile.words != 8192] for tiles in (before, after)]
     assert others[0] == others[1]
-    assert (after.resident_words, after.streaming) == (before.resident_words, before.streaming)
+    assert (after.reloaded, after.streaming) == (before.reloaded, before.streaming)
 
 
 @pytest.mark.parametrize("direction", ["backward", "double_backward"])
@@ -100,6 +100,23 @@ def test_a_tile_of_the_split_for_a_width() -> None:
     assert tiles.chunk(65536, is_split=True) == tiles.split
 
 
+LONG = (16384, 32768, 65536)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reloaded"),
+    [
+        (["32768: {schedule: resident, warps: 16}", "16384: {schedule: reload}"], (16384, 65536)),
+        (["4096: {schedule: reload}", "8192: {schedule: resident}"], (4096, *LONG)),
+    ],
+)
+def test_rows_between_others_that_are_read_again_may_stay(
+    lines: list[str], reloaded: tuple[int, ...]
+) -> None:
+    tiles = tuned("rmsnorm", "forward", *lines)
+    assert (tiles.reloaded, tiles.whole_words) == (reloaded, 65536)
+
+
 @pytest.mark.parametrize(
     ("lines", "resident", "whole"),
     [
@@ -116,9 +133,10 @@ def test_a_tile_of_the_split_for_a_width() -> None:
     ],
 )
 def test_a_schedule_reaches_as_far_as_it_must(lines: list[str], resident: int, whole: int) -> None:
-    assert (rule("rmsnorm").resident_words, rule("rmsnorm").whole_words) == (8192, 65536)
+    assert (rule("rmsnorm").reloaded, rule("rmsnorm").whole_words) == (LONG, 65536)
     tiles = tuned("rmsnorm", "forward", *lines)
-    assert (tiles.resident_words, tiles.whole_words) == (resident, whole)
+    assert tiles.reloaded == tuple(w for w in TUNED_WIDTHS if resident < w <= whole)
+    assert tiles.whole_words == whole
     assert [tile.words for tile in tiles.whole] == [w for w in TUNED_WIDTHS if w <= whole]
 
 
@@ -126,7 +144,7 @@ def test_longer_rows_than_the_rule_keeps() -> None:
     assert rule("rmsnorm", "backward").whole_words == 16384
     line = "32768: {schedule: reload, rows: 1, warps: 32}"
     tiles = tuned("rmsnorm", "backward", line)
-    assert (tiles.resident_words, tiles.whole_words) == (8192, 32768)
+    assert (tiles.reloaded, tiles.whole_words) == ((16384, 32768), 32768)
     assert tiles.whole[-1] == Tile(32768, 1, 32, 1, 1)
 
 

@@ -242,25 +242,30 @@ def test_a_tile_has_to_win_by_the_margin(time: float, wins: bool) -> None:
 
 def test_a_boundary_moves_where_its_widths_win_together() -> None:
     direction = direction_of("rmsnorm")
-    assert (direction.rule.resident_words, direction.rule.whole_words) == (8192, 65536)
+    assert (direction.rule.reloaded, direction.rule.whole_words) == ((16384, 32768, 65536), 65536)
     times = even_times(direction)
     for words in (16384, 32768):
         times[words][Candidate("resident", 1, words, 32)] = 80.0
     tiles = choose(direction, times, MARGIN).tiles
-    assert (tiles.resident_words, tiles.whole_words) == (32768, 65536)
+    assert (tiles.reloaded, tiles.whole_words) == ((65536,), 65536)
     assert entries_of(direction, tiles) == {
         "16384": {"warps": 32},
         "32768": {"schedule": "resident", "rows": 1, "warps": 32},
     }
 
 
-def test_a_boundary_stays_where_a_width_between_loses_more() -> None:
+def test_a_width_stays_in_registers_beside_others_that_are_read_again() -> None:
     direction = direction_of("rmsnorm")
     times = even_times(direction)
     times[32768][Candidate("resident", 1, 32768, 32)] = 80.0
     for plan in times[16384]:
         times[16384][plan] = 100.0 if plan.schedule == "reload" else 130.0
-    assert choose(direction, times, MARGIN).tiles == direction.rule
+    tiles = choose(direction, times, MARGIN).tiles
+    assert (tiles.reloaded, tiles.whole_words) == ((16384, 65536), 65536)
+    assert entries_of(direction, tiles) == {
+        "16384": {"schedule": "reload", "rows": 1, "warps": 16},
+        "32768": {"schedule": "resident", "rows": 1, "warps": 32},
+    }
 
 
 def test_rows_in_chunks_share_the_chunk_that_is_best_for_all() -> None:

@@ -36,8 +36,7 @@ SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
 FEW_TILES = 4
 
-# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
-# reduction, while the cache has them, or are walked in chunks of so many words.
+# The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
 FORWARD_RESIDENT_WORDS = 8192
 FORWARD_STREAMING_BLOCK = 16384
 # Widths that have chunks of their own, in words -> chunk, warps.

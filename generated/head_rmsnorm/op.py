@@ -41,12 +41,12 @@ SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
 FEW_TILES = 4
 
-# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
-# reduction, while the cache has them, or are walked in chunks of so many words.
-# WIDEST: bytes of an element of the matrices -> the widest rows not walked in chunks, since wide
-# elements fill registers; where N is no multiple of 16, no vector fits and all count as 8.
-FORWARD_RESIDENT_WORDS = 16384
-FORWARD_RELOAD_WORDS = 65536
+# The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
+# By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
+# RELOADED: the widths that are read again after each reduction, while the cache has the row.
+# WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
+FORWARD_WHOLE_WORDS = 65536
+FORWARD_RELOADED = {2: (32768, 65536), 4: (), 8: ()}
 FORWARD_WIDEST = {2: 65536, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
@@ -469,7 +469,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RELOAD_WORDS, FORWARD_WIDEST[element]):
+    if words > min(FORWARD_WHOLE_WORDS, FORWARD_WIDEST[element]):
         # In float64 numbers take two registers, and their functions many.
         return Plan(
             "streaming",
@@ -478,7 +478,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
             128 // compute.itemsize,
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
+    schedule = "reload" if words in FORWARD_RELOADED[element] else "resident"
     return Plan(schedule, rows, block, warps)
 
 

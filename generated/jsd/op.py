@@ -33,8 +33,7 @@ MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 MAX_FLOAT = sys.float_info.max
 
-# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
-# reduction, while the cache has them, or are walked in chunks of so many words.
+# The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
 FORWARD_RESIDENT_WORDS = 8192
 FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192

@@ -41,10 +41,11 @@ SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
 FEW_TILES = 4
 
-# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
-# reduction, while the cache has them, or are walked in chunks of so many words.
-FORWARD_RESIDENT_WORDS = 4096
-FORWARD_RELOAD_WORDS = 8192
+# The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
+# By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
+# RELOADED: the widths that are read again after each reduction, while the cache has the row.
+FORWARD_WHOLE_WORDS = 8192
+FORWARD_RELOADED = {2: (8192,), 4: (), 8: (8192,)}
 FORWARD_STREAMING_BLOCK = 4096
 # Widths that have chunks of their own, in words -> chunk, warps.
 FORWARD_CHUNKS = {65536: (8192, 16), 131072: (8192, 32), 262144: (16384, 32)}
@@ -305,7 +306,7 @@ def _plan_forward(
 ) -> Launches:
     """The launch for tensors like these."""
     n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
-    plan = forward_plan(n_columns, compute)
+    plan = forward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": polynorm_forward_resident,
         "reload": polynorm_forward_reload,
@@ -607,18 +608,19 @@ BACKWARD_TILES = {
 }
 
 
-def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
+def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     """A function of N and the dtypes alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > FORWARD_RELOAD_WORDS:
+    element = itemsize if n_columns % 16 == 0 else 8
+    if words > FORWARD_WHOLE_WORDS:
         block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 16))
         # In float64 numbers take two registers, and their functions many.
         return Plan(
             "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
+    schedule = "reload" if words in FORWARD_RELOADED[element] else "resident"
     return Plan(schedule, rows, block, warps)
 
 

@@ -32,16 +32,16 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 
-# The widest rows kept in registers, in 4-byte words; longer ones are read again after each
-# reduction, while the cache has them, or are walked in chunks of so many words.
-# WIDEST: bytes of an element of the matrices -> the widest rows not walked in chunks, since wide
-# elements fill registers; where N is no multiple of 16, no vector fits and all count as 8.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_RELOAD_WORDS = 32768
+# The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
+# By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
+# RELOADED: the widths that are read again after each reduction, while the cache has the row.
+# WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
+FORWARD_WHOLE_WORDS = 32768
+FORWARD_RELOADED = {2: (16384, 32768), 4: (), 8: ()}
 FORWARD_WIDEST = {2: 32768, 4: 32768, 8: 8192}
 FORWARD_STREAMING_BLOCK = 16384
-BACKWARD_RESIDENT_WORDS = 8192
-BACKWARD_RELOAD_WORDS = 65536
+BACKWARD_WHOLE_WORDS = 65536
+BACKWARD_RELOADED = {2: (16384, 32768, 65536), 4: (), 8: ()}
 BACKWARD_WIDEST = {2: 65536, 4: 16384, 8: 8192}
 BACKWARD_STREAMING_BLOCK = 16384
 
@@ -341,11 +341,11 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RELOAD_WORDS, FORWARD_WIDEST[element]):
+    if words > min(FORWARD_WHOLE_WORDS, FORWARD_WIDEST[element]):
         # In float64 numbers take two registers, and their functions many.
         return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= FORWARD_RESIDENT_WORDS else "reload"
+    schedule = "reload" if words in FORWARD_RELOADED[element] else "resident"
     return Plan(schedule, rows, block, warps)
 
 
@@ -354,7 +354,7 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(BACKWARD_RELOAD_WORDS, BACKWARD_WIDEST[element]):
+    if words > min(BACKWARD_WHOLE_WORDS, BACKWARD_WIDEST[element]):
         # In float64 numbers take two registers, and their functions many.
         return Plan(
             "streaming",
@@ -363,7 +363,7 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
             128 // compute.itemsize,
         )
     rows, warps = BACKWARD_TILES[max(words, 64)]
-    schedule = "resident" if words <= BACKWARD_RESIDENT_WORDS else "reload"
+    schedule = "reload" if words in BACKWARD_RELOADED[element] else "resident"
     return Plan(schedule, rows, block, warps)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -230,13 +231,13 @@ def _wrong_limit(op: OpText) -> Iterator[Site]:
 
 @kind("boundary-off-by-one", "rows at the boundary between two schedules take the other one")
 def _boundary_off_by_one(op: OpText) -> Iterator[Site]:
-    turned = {ast.Gt: ">=", ast.LtE: "<"}
+    turned = {ast.Gt: ">=", ast.In: "not in"}
     for function in op.wrapper.functions.values():
         for node in expressions(function.body):
             if not isinstance(node, ast.Compare) or type(node.ops[0]) not in turned:
                 continue
             boundary = op.wrapper.piece(node.comparators[0])
-            if "_RESIDENT_WORDS" in boundary or "_RELOAD_WORDS" in boundary:
+            if re.search(r"_(RESIDENT|WHOLE)_WORDS|_RELOADED", boundary):
                 text = f"{op.wrapper.piece(node.left)} {turned[type(node.ops[0])]} {boundary}"
                 yield site(op.wrapper, node, text)
 

@@ -8,6 +8,12 @@ from contextlib import contextmanager
 
 from kgen.testing.description import Op
 
+
+def _reloaded(*widths: int) -> dict[int, tuple[int, ...]]:
+    """Rows of these widths are read again, whatever the size of their elements."""
+    return dict.fromkeys((2, 4, 8), widths)
+
+
 # The constants of op.py that a path changes. Forward and backward differ, so that the boundary of
 # one cannot pass for that of the other. Few rows are to make several groups of column sums, and
 # rows of 512 words take chunks of their own where the op has such widths.
@@ -15,16 +21,19 @@ BOUNDARIES: dict[str, dict[str, object]] = {
     "shipped": {"FEW_TILES": 0},
     "lowered": {
         "FORWARD_RESIDENT_WORDS": 64,
-        "FORWARD_RELOAD_WORDS": 128,
+        "FORWARD_WHOLE_WORDS": 128,
+        "FORWARD_RELOADED": _reloaded(128),
         "FORWARD_STREAMING_BLOCK": 128,
         "FORWARD_CHUNKS": {512: (64, 4)},
         "BACKWARD_RESIDENT_WORDS": 32,
-        "BACKWARD_RELOAD_WORDS": 64,
+        "BACKWARD_WHOLE_WORDS": 64,
+        "BACKWARD_RELOADED": _reloaded(64),
         "BACKWARD_STREAMING_BLOCK": 64,
         "BACKWARD_SPLIT_BLOCK": 64,
         "BACKWARD_CHUNKS": {512: (32, 1, 4, 2, 2)},
         "DOUBLE_BACKWARD_RESIDENT_WORDS": 16,
-        "DOUBLE_BACKWARD_RELOAD_WORDS": 32,
+        "DOUBLE_BACKWARD_WHOLE_WORDS": 32,
+        "DOUBLE_BACKWARD_RELOADED": _reloaded(32),
         "DOUBLE_BACKWARD_STREAMING_BLOCK": 64,
         "DOUBLE_BACKWARD_SPLIT_BLOCK": 64,
         "DOUBLE_BACKWARD_CHUNKS": {},
@@ -34,27 +43,30 @@ BOUNDARIES: dict[str, dict[str, object]] = {
     },
     # Rows that are read again after each reduction.
     "reread": {
-        "FORWARD_RESIDENT_WORDS": 16,
-        "FORWARD_RELOAD_WORDS": 1024,
-        "BACKWARD_RESIDENT_WORDS": 8,
-        "BACKWARD_RELOAD_WORDS": 1024,
-        "DOUBLE_BACKWARD_RESIDENT_WORDS": 4,
-        "DOUBLE_BACKWARD_RELOAD_WORDS": 1024,
+        "FORWARD_WHOLE_WORDS": 1024,
+        "FORWARD_RELOADED": _reloaded(32, 64, 128, 256, 512, 1024),
+        "BACKWARD_WHOLE_WORDS": 1024,
+        "BACKWARD_RELOADED": _reloaded(16, 32, 64, 128, 256, 512, 1024),
+        "DOUBLE_BACKWARD_WHOLE_WORDS": 1024,
+        "DOUBLE_BACKWARD_RELOADED": _reloaded(8, 16, 32, 64, 128, 256, 512, 1024),
         "FEW_TILES": 0,
     },
     # For gradcheck, which can only afford rows of a few columns.
     "tiny": {
         "FORWARD_RESIDENT_WORDS": 2,
-        "FORWARD_RELOAD_WORDS": 8,
+        "FORWARD_WHOLE_WORDS": 8,
+        "FORWARD_RELOADED": _reloaded(4, 8),
         "FORWARD_STREAMING_BLOCK": 16,
         "FORWARD_CHUNKS": {},
         "BACKWARD_RESIDENT_WORDS": 2,
-        "BACKWARD_RELOAD_WORDS": 8,
+        "BACKWARD_WHOLE_WORDS": 8,
+        "BACKWARD_RELOADED": _reloaded(4, 8),
         "BACKWARD_STREAMING_BLOCK": 16,
         "BACKWARD_SPLIT_BLOCK": 8,
         "BACKWARD_CHUNKS": {},
         "DOUBLE_BACKWARD_RESIDENT_WORDS": 2,
-        "DOUBLE_BACKWARD_RELOAD_WORDS": 8,
+        "DOUBLE_BACKWARD_WHOLE_WORDS": 8,
+        "DOUBLE_BACKWARD_RELOADED": _reloaded(4, 8),
         "DOUBLE_BACKWARD_STREAMING_BLOCK": 16,
         "DOUBLE_BACKWARD_SPLIT_BLOCK": 8,
         "DOUBLE_BACKWARD_CHUNKS": {},
@@ -112,10 +124,9 @@ def _schedule(op: Op, direction: str, n_columns: int, itemsize: int) -> str:
     element = itemsize if n_columns % 16 == 0 else 8
     widest = getattr(op.module, f"{prefix}_WIDEST", {}).get(element, words)
     resident = getattr(op.module, f"{prefix}_RESIDENT_WORDS", 0)
-    if words <= min(resident, widest):
-        return f"{direction}.resident"
-    if words <= min(getattr(op.module, f"{prefix}_RELOAD_WORDS", resident), widest):
-        return f"{direction}.reload"
+    if words <= min(getattr(op.module, f"{prefix}_WHOLE_WORDS", resident), widest):
+        reloaded = getattr(op.module, f"{prefix}_RELOADED", {}).get(element, ())
+        return f"{direction}.{'reload' if words in reloaded else 'resident'}"
     is_split = hasattr(op.module, f"{op.name}_{direction}_split_columns")
     return f"{direction}.{'split' if is_split else 'streaming'}"
 

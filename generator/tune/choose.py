@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kgen.spec import LARGEST_TILE, LEAST_LONG_WORDS, TUNED_WIDTHS
 from kgen.tiles import Tile, Tiles
@@ -37,27 +37,23 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The widest rows that are resident and that are whole, and the plan of those in chunks.
+    """The widest rows that a tile spans, and the plan of those in chunks.
 
     With ``has_own``, widths may have another chunk.
     """
 
-    resident: int
     whole: int
     chunk: Candidate
     has_own: bool
-
-    def rank(self, words: int) -> int:
-        return (words > self.resident) + (words > self.whole)
 
 
 def choose(direction: Direction, times: Times, margin: float) -> Choice:
     """The tiles that are fastest, where each width that departs from the rule has to earn it.
 
-    Widths decide together, since wider rows never have an earlier schedule and those that are
-    walked in chunks share one: the sum of the logarithms of all times is the least that there is,
+    Widths decide together, since rows wider than those in chunks are in chunks too, and most share
+    one: the sum of the logarithms of all times is the least that there is,
     with ``margin`` as the price of every width that does not follow the rule. Beside the chunk
-    found so, widths have their own where that wins by ``margin`` over it, and the boundaries are
+    found so, widths have their own where that wins by ``margin`` over it, and the boundary is
     found again. What was not measured, or not for the rule, stays as it is.
     """
     choosing = _Choosing(direction, times, margin)
@@ -65,7 +61,7 @@ def choose(direction: Direction, times: Times, margin: float) -> Choice:
 
 
 class _Choosing:
-    """Goes through the boundaries between schedules and the chunks of one direction."""
+    """Goes through the boundaries of the chunks of one direction, and through the chunks."""
 
     def __init__(self, direction: Direction, times: Times, margin: float) -> None:
         self.direction = direction
@@ -76,7 +72,8 @@ class _Choosing:
         self.own = {w: self.now[w] for w, _ in direction.tiles.chunks}
         self.is_said = {w for w in TUNED_WIDTHS if self.now[w] != self.rule[w]} | self.own.keys()
         self.whole = {
-            (words, rank): self._fastest(words, rank) for words in self.times for rank in (0, 1)
+            words: self._least(words, [plan for plan in found if not plan.is_long])
+            for words, found in self.times.items()
         }
 
     def choice(self) -> Choice:
@@ -94,31 +91,26 @@ class _Choosing:
         return chunks
 
     def _shapes(self, chunks: set[Candidate], has_own: bool) -> Iterator[_Shape]:
-        """Every pair of boundaries with every chunk."""
+        """Every boundary with every chunk."""
         for chunk in sorted(chunks):
             for whole in TUNED_WIDTHS:
                 if LEAST_LONG_WORDS // 2 <= whole <= LARGEST_TILE:
-                    for resident in (words for words in TUNED_WIDTHS if words <= whole):
-                        yield _Shape(resident, whole, chunk, has_own)
+                    yield _Shape(whole, chunk, has_own)
 
     def _order(self, shape: _Shape) -> tuple[float, int, float, Candidate]:
-        """The cost, then how many widths depart from the rule, then how far the boundaries do."""
+        """The cost, then how many widths depart from the rule, then how far the boundary does."""
         plans = {w: self._plan(w, shape) for w in TUNED_WIDTHS}
         cost = sum(self._cost(w, plan) for w, plan in plans.items())
         departures = sum(plan != self.rule[w] for w, plan in plans.items())
-        rule = self.direction.rule
-        moved = abs(math.log2(shape.resident / rule.resident_words))
-        moved += abs(math.log2(shape.whole / rule.whole_words))
+        moved = abs(math.log2(shape.whole / self.direction.rule.whole_words))
         return round(cost, 9), departures, moved, shape.chunk
 
     def _plan(self, words: int, shape: _Shape) -> Candidate | None:
-        """The plan of a width under these boundaries, or None if nothing is known of one."""
-        rank = shape.rank(words)
+        """The plan of a width with this boundary, or None if nothing is known of one."""
+        is_long = words > shape.whole
         if words not in self.times:
-            return self._unmeasured(words, rank, shape)
-        if rank == 2:
-            return self._chunk(words, shape)
-        return self.whole[words, rank]
+            return self._unmeasured(words, is_long, shape)
+        return self._chunk(words, shape) if is_long else self.whole[words]
 
     def _chunk(self, words: int, shape: _Shape) -> Candidate | None:
         """The shared chunk, or the best of those that win by the margin over it."""
@@ -130,21 +122,15 @@ class _Choosing:
         plans = [plan for plan in found if plan.is_long and math.log(found[plan]) < most]
         return self._least(words, plans) or shared
 
-    def _fastest(self, words: int, rank: int) -> Candidate | None:
-        return self._least(words, [plan for plan in self.times[words] if plan.rank == rank])
-
     def _least(self, words: int, plans: list[Candidate]) -> Candidate | None:
         return min(plans, key=lambda plan: (self._cost(words, plan), plan), default=None)
 
-    def _unmeasured(self, words: int, rank: int, shape: _Shape) -> Candidate | None:
+    def _unmeasured(self, words: int, is_long: bool, shape: _Shape) -> Candidate | None:
         now = self.now[words]
-        if words in self.is_said and now.rank != rank:
-            return None
-        if rank == 2:
-            return self.own.get(words, shape.chunk)
-        if now.rank == 2:
-            return None
-        return replace(now, schedule=("resident", "reload")[rank])
+        if not is_long:
+            return None if now.is_long else now
+        is_said = words in self.is_said and not now.is_long
+        return None if is_said else self.own.get(words, shape.chunk)
 
     def _cost(self, words: int, plan: Candidate | None) -> float:
         if plan is None:
@@ -169,7 +155,8 @@ class _Choosing:
         streaming, split = self.direction.tiles.streaming, shape.chunk.tile
         if not self.direction.is_split:
             streaming, split = split, self.direction.tiles.split
-        return Tiles(tuple(whole), shape.resident, streaming, split, tuple(chunks))
+        reloaded = tuple(w for w, plan in plans.items() if plan and plan.schedule == "reload")
+        return Tiles(tuple(whole), reloaded, streaming, split, tuple(chunks))
 
     def _verdicts(self, plans: Mapping[int, Candidate | None]) -> Iterator[Verdict]:
         for words, found in sorted(self.times.items()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kgen.spec import TUNED_WIDTHS
-from kgen.tiles import Tile, Tiles
+from kgen.tiles import Tile, Tiles, reached
 from kgen.tune.plans import Direction
 
 Values = dict[str, int | str]
@@ -50,18 +50,17 @@ def facts_of(direction: Direction, tiles: Tiles) -> Entries:
 
 
 def _schedules(direction: Direction, tiles: Tiles) -> dict[int, str]:
-    """The widths whose schedule has to be said: where a boundary is not that of the rule."""
-    rule = direction.rule
-    said: list[int] = []
-    if tiles.resident_words > rule.resident_words:
-        said.append(tiles.resident_words)
-    elif tiles.resident_words < rule.resident_words:
-        said.append(2 * tiles.resident_words)
-    if tiles.whole_words > rule.whole_words:
-        said.append(tiles.whole_words)
-    elif tiles.whole_words < rule.whole_words:
-        said.append(2 * tiles.whole_words)
-    return {words: _schedule(direction, tiles, words) for words in said}
+    """The widths whose schedule has to be said, each for as many others as it reaches."""
+    said: dict[int, int] = {}
+    while True:
+        now = {words: reached(direction.rule, said, words) for words in TUNED_WIDTHS}
+        later = [words for words in TUNED_WIDTHS if tiles.rank(words) > now[words]]
+        earlier = [words for words in TUNED_WIDTHS if tiles.rank(words) < now[words]]
+        if not later and not earlier:
+            return {words: _schedule(direction, tiles, words) for words in sorted(said)}
+        # A later schedule reaches all wider rows, an earlier one all narrower ones.
+        words = later[0] if later else earlier[-1]
+        said[words] = tiles.rank(words)
 
 
 def _schedule(direction: Direction, tiles: Tiles, words: int) -> str:

@@ -77,7 +77,7 @@ def plan_by(tiles: Tiles, words: int, is_split: bool) -> Candidate:
     """What rows of ``words`` words take; ``is_split`` where gradients are summed over rows."""
     tile = tiles.tile(words)
     if tile is not None:
-        return whole_plan(tile, "resident" if words <= tiles.resident_words else "reload")
+        return whole_plan(tile, "reload" if words in tiles.reloaded else "resident")
     return _long_plan(tiles.chunk(words, is_split), is_split)
 
 
