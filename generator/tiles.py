@@ -19,6 +19,7 @@ from kgen.spec import (
     TUNED_WIDTHS,
     Element,
     Kind,
+    Spec,
     TunedTile,
     Tuning,
 )
@@ -83,6 +84,9 @@ half of a multiprocessor's."""
 
 WIDE_WORDS = 8192
 """Rows so wide always fit where elements have 4 bytes, and no wider ones where they have 8."""
+
+MOST_CHUNKS = 65535
+"""As many programs the second axis of a grid can have."""
 
 FEW_TILES = 4
 """So few tiles of rows are one group: to walk them takes less time than to launch a kernel that
@@ -176,7 +180,7 @@ def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
         for each in plan.passes:
             if each.name == name:
                 kernels, sums = each.kernels, bool(each.column_sums)
-        rule[name] = _Retiling(tuning, rule[name], kernels, sums, problems).tiles()
+        rule[name] = _Retiling(spec, tuning, rule[name], kernels, sums, problems).tiles()
     problems.raise_if_any()
     return rule
 
@@ -211,13 +215,14 @@ class _Retiling:
 
     def __init__(
         self,
+        spec: Spec,
         tuning: Tuning,
         rule: Tiles,
         kernels: tuple[Kernel, ...],
         has_sums: bool,
         problems: Problems,
     ) -> None:
-        self.tuning, self.rule, self.kernels = tuning, rule, kernels
+        self.spec, self.tuning, self.rule, self.kernels = spec, tuning, rule, kernels
         self.has_sums, self.problems = has_sums, problems
 
     def tiles(self) -> Tiles:
@@ -254,9 +259,10 @@ class _Retiling:
         tuned, tile = self.tuning.streaming, self.rule.streaming
         if tuned is None:
             return tile
-        if not any(kernel.form is Form.STREAMING for kernel in self.kernels):
+        if not any(kernel.form in (Form.STREAMING, Form.CHUNKS) for kernel in self.kernels):
             message = f"no kernel of {self.tuning.direction} walks rows in chunks"
             self.problems.add(f"{message}: remove 'streaming'", tuned.at)
+        self._check_count(tuned)
         return replace(
             tile, words=tuned.value("block", tile.words), warps=tuned.value("warps", tile.warps)
         )
@@ -277,11 +283,25 @@ class _Retiling:
         found = []
         for words, tuned in self.tuning.widths:
             if tuned.schedule in LONG_SCHEDULES and tuned.values:
+                self._check_count(tuned)
                 chunk = self._retiled(
                     replace(usual, words=tuned.value("block", usual.words)), tuned
                 )
                 found += [(words, chunk)] * (chunk != usual)
         return tuple(found)
+
+    def _check_count(self, tuned: TunedTile) -> None:
+        """Where each chunk of a row has a program, there are not more than a grid takes."""
+        longest, quarters = self.spec.limits.max_columns, 1
+        if "float64" in self.spec.dtypes:
+            quarters = 4  # as the plan has it: numbers take two registers
+        for block in tuned.values:
+            count = -(-longest * quarters // block.value)
+            is_chunk = block.name == "block" and any(k.form is Form.CHUNKS for k in self.kernels)
+            if is_chunk and count > MOST_CHUNKS:
+                message = f"rows of {longest} columns have up to {count} chunks of {block.value}"
+                advice = f"at most {MOST_CHUNKS} are taken: write a larger block"
+                self.problems.add(f"{message} words, and {advice}", block.at)
 
     def _rank(self, words: int) -> int:
         """The place of the schedule: that of the rule, between those that the spec says."""

@@ -227,7 +227,7 @@ def _plan_forward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows),),
+        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
         call.device,
         _row_stride(gate),
         _row_stride(up),
@@ -289,7 +289,7 @@ def _plan_backward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows),),
+        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
         device,
         _row_stride(gate),
         _row_stride(up),
