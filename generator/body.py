@@ -24,7 +24,7 @@ from kgen.peel import Peeled, peel
 from kgen.schedule import Form, Kernel, Walk, served
 from kgen.spec import Element, Kind, Spec
 
-FIRST_OF_SPLIT = "tl.program_id(1) * BLOCK"
+FIRST_OF_PROGRAM = "tl.program_id(1) * BLOCK"
 """The first column of a program that has one tile of columns."""
 _COMMENT = 88
 _STRIDED = (Role.INPUT, Role.UPSTREAM)
@@ -59,7 +59,9 @@ def kernel_body(spec: Spec, kernel: Kernel, several: bool) -> Body:
     writer = _Writer(
         spec, kernel.program, emitter, padding, several, kernel.may_lack, kernel.partition
     )
-    if kernel.form is Form.TILE:
+    if kernel.has_column_axis:
+        emitter.first_column = FIRST_OF_PROGRAM
+    if kernel.form in (Form.TILE, Form.CHUNKS):
         return _tile(writer, emitter)
     if kernel.form is Form.RELOAD:
         writer.params()
@@ -67,8 +69,6 @@ def kernel_body(spec: Spec, kernel: Kernel, several: bool) -> Body:
         return Body(writer.take(), (), frozenset(emitter.helpers))
     if kernel.form is Form.STREAMING:
         return _streaming(writer, emitter, kernel)
-    if kernel.form is Form.SPLIT_COLUMNS:
-        emitter.first_column = FIRST_OF_SPLIT
     return _groups(writer, emitter, kernel)
 
 

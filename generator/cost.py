@@ -187,7 +187,7 @@ def _is_matrix(variable: Variable) -> bool:
     return variable.fills_matrix
 
 
-_LONG = (Form.STREAMING, Form.SPLIT_COLUMNS)
+_LONG = (Form.STREAMING, Form.CHUNKS, Form.SPLIT_COLUMNS)
 _REDUCES = (*REDUCTIONS, "sum_rows")
 _SPECIAL = frozenset(
     {

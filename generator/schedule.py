@@ -37,6 +37,7 @@ class Form(Enum):
     GROUPS = "groups"  # whole rows in registers, each program walks a group of tiles
     RELOAD_GROUPS = "reload_groups"  # the same, read again after each reduction
     STREAMING = "streaming"  # rows in chunks of columns, several walks
+    CHUNKS = "chunks"  # rows in chunks of columns, one chunk a program
     SPLIT_COLUMNS = "split_columns"  # tiles of columns, each program walks a group of rows
 
 
@@ -86,7 +87,12 @@ class Kernel:
     @property
     def is_whole(self) -> bool:
         """Whether a tile spans whole rows."""
-        return self.form not in (Form.STREAMING, Form.SPLIT_COLUMNS)
+        return self.form not in (Form.STREAMING, Form.CHUNKS, Form.SPLIT_COLUMNS)
+
+    @property
+    def has_column_axis(self) -> bool:
+        """Whether a program takes one tile of columns, by the second axis of the grid."""
+        return self.form in (Form.CHUNKS, Form.SPLIT_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +336,14 @@ def _is_heavy(term: Term) -> bool:
 
 
 def streaming(name: str, program: Program) -> Kernel:
-    """The kernel that walks rows in chunks: as few walks as the reductions' order allows."""
+    """The kernel that takes rows in chunks: as few walks as the reductions' order allows.
+
+    Where it makes no value of a row, nothing ties a row's chunks together: each has a program.
+    """
     program = hoist_rows(hoist(program))
+    made = [*(d.type.kind for d in program.definitions), *(r.kind for r in program.results)]
+    if Kind.PER_ROW not in made:
+        return Kernel(name, Form.CHUNKS, program)
     merging = find_merges(program)
     before = _row_values(program, known_after(program, merging.beside), 0)
     return Kernel(name, Form.STREAMING, program, before, _walks(program, merging))

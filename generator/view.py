@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from kgen.body import FIRST_OF_SPLIT, Body, kernel_body
+from kgen.body import FIRST_OF_PROGRAM, Body, kernel_body
 from kgen.emit import helper_sources
 from kgen.ir import Program, Role, Variable, seeds_in
 from kgen.merging import MergeKind
@@ -17,6 +17,7 @@ _TEMPLATES = {
     Form.RELOAD: "kernel_tile.py.jinja",
     Form.RELOAD_GROUPS: "kernel_groups.py.jinja",
     Form.STREAMING: "kernel_streaming.py.jinja",
+    Form.CHUNKS: "kernel_tile.py.jinja",
     Form.GROUPS: "kernel_groups.py.jinja",
     Form.SPLIT_COLUMNS: "kernel_groups.py.jinja",
 }
@@ -127,7 +128,7 @@ def _kernel_view(spec: Spec, kernel: Kernel, several: bool) -> KernelView:
         summary=_summary(kernel),
         unspecialized=f"[{unspecialized}]",
         parameters="\n".join(f"{p}," for p in _parameters(kernel)),
-        first_column=f"{FIRST_OF_SPLIT} + " if kernel.form is Form.SPLIT_COLUMNS else "",
+        first_column=f"{FIRST_OF_PROGRAM} + " if kernel.has_column_axis else "",
         rows=_rows(kernel),
         body=kernel_body(spec, kernel, several),
     )
@@ -235,6 +236,8 @@ def _is_runtime_param(variable: Variable) -> bool:
 def _summary(kernel: Kernel) -> str:
     if kernel.form is Form.TILE:
         return "Whole rows in registers: one (ROWS, BLOCK) tile a program."
+    if kernel.form is Form.CHUNKS:
+        return "Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."
     if kernel.form is Form.RELOAD:
         return f"Whole rows, read {_times(kernel)}: one (ROWS, BLOCK) tile a program."
     if kernel.form is Form.RELOAD_GROUPS:

@@ -21,6 +21,7 @@ from kgen.view_autograd import (
 from kgen.view_module import ModuleView, module_view
 from kgen.view_pass import (
     PassView,
+    grid,
     is_by_itemsize,
     is_limited,
     kernel_choice,
@@ -151,6 +152,7 @@ class OpView:
     forward_allocations: str
     forward_tensors: str
     forward_params: str
+    forward_grid: str
     forward_numbers: str
     autograd: AutogradView | None
     passes: tuple[PassView, ...]
@@ -269,6 +271,7 @@ def op_view(plan: OpSchedule) -> OpView:
         forward_allocations=writer.forward_allocations(),
         forward_tensors=f"({kernel_tensors(plan.forward[0])})",
         forward_params=kernel_params(plan.forward[0]),
+        forward_grid=grid(plan.forward),
         forward_numbers=kernel_numbers(plan.forward[0]),
         autograd=autograd_view(plan, class_name),
         passes=passes,

@@ -50,6 +50,7 @@ class PassView:
     column_bytes: str
     whole_kernel: str
     whole_kernels: str
+    grid: str
     resident_numbers: str
     split_rows: str
     split_columns_numbers: str
@@ -89,6 +90,7 @@ def pass_view(plan: OpSchedule, each: Pass, tiles: Tiles, arguments: Sequence[st
         column_bytes=writer.column_bytes(),
         whole_kernel=whole_kernel(f"{plan.row_op.spec.op}_{each.name}", tiles),
         whole_kernels=kernel_choice(f"{plan.row_op.spec.op}_{each.name}", tiles, not sums),
+        grid="" if sums else grid(each.kernels),
         resident_numbers=writer.numbers_of("resident"),
         split_rows=writer.split_rows(tiles.streaming),
         split_columns_numbers=writer.numbers_of("split_columns"),
@@ -287,6 +289,13 @@ def kernel_choice(prefix: str, tiles: Tiles, is_streamed: bool) -> str:
     names += ["reload"] if tiles.reloaded else []
     names += ["streaming"] if is_streamed else []
     return lines(f'"{name}": {prefix}_{name},' for name in names) if len(names) > 1 else ""
+
+
+def grid(kernels: Sequence[Kernel]) -> str:
+    """The programs of a direction that sums nothing over rows; a whole row is one tile."""
+    tiles = ["triton.cdiv(n_rows, plan.rows)"]
+    tiles += ["triton.cdiv(n_columns, plan.block)"] * any(k.has_column_axis for k in kernels)
+    return tuple_of(tiles) if len(tiles) == 1 else f"({join(tiles)})"
 
 
 class _PassWriter:

@@ -110,7 +110,8 @@ def changes(name: str, kind: str, function: str = "") -> list[str]:
             "softmax",
             "mean-by-block mean-is-sum eps-dropped eps-moved weight-twice rows-mean "
             "cast-missing absence-ignored presence-ignored groups-overlap "
-            "last-partial-left-out partials-misplaced groups-short no-group scratch-unbounded "
+            "last-partial-left-out partials-misplaced wrong-axis groups-short no-group "
+            "scratch-unbounded "
             "value-rounded guard-dropped frozen-computed wrong-need "
             "tensor-overlooked empty-uninitialised dtype-of-other random-elsewhere",
         ),

@@ -223,6 +223,42 @@ def test_every_kernel_draws_the_same_numbers_to_the_bit(
     torch.testing.assert_close(weight.grad, expected.sum(0))
 
 
+IN_CHUNKS = """
+op: in_chunks
+summary: The numbers themselves, where every chunk of a row has a program.
+source: a test
+inputs:
+  x: matrix
+params:
+  seed: {type: int, default: 0}
+outputs:
+  y: {dtype: x}
+forward: |
+  y = random(seed) + 0 * x
+backward: |
+  dx = dy * random(seed)
+reference: |
+  return random(seed, x) + 0 * x
+tuning:
+  forward:
+    2048: {schedule: streaming, block: 256, warps: 1}
+  backward:
+    2048: {schedule: streaming, block: 128, warps: 1}
+"""
+
+
+def test_programs_of_single_chunks_draw_the_numbers_of_their_columns(
+    folder: Path, device: str
+) -> None:
+    op = wrapper(load_text(IN_CHUNKS, "specs/in_chunks.yaml"), folder)
+    x = torch.zeros(3, 1501, device=device, requires_grad=True)
+    y = op.in_chunks(x, seed=7)
+    y.backward(torch.ones_like(y))
+    assert op.calls["forward.streaming"] == op.calls["backward.streaming"] == 1
+    assert torch.equal(y, random(7, x)) and x.grad is not None
+    assert torch.equal(x.grad, random(7, x))
+
+
 def test_a_seed_is_64_bits_wide_and_run_time() -> None:
     row_op = small_op(
         "other = seed + step\ny = x * random(other) + count",

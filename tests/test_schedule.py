@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
+from kgen.build import render_op
 from kgen.ir import Role, verify
 from kgen.load import load
 from kgen.lower import RowOp, lower
 from kgen.merging import MergeKind
 from kgen.schedule import Form, Kernel, OpSchedule, schedule
-from kgen.spec import Kind
+from kgen.spec import LARGEST_COLUMNS, Kind
 from kgen.tiles import Tile, Tiles, live_matrices, planned, tile_rule, untuned
 from small_op import ROOT, kernel, shipped, small_op
 
@@ -62,7 +64,6 @@ def test_every_walk_finds_what_it_uses(path: Path) -> None:
         ("log_softmax", 2, [MergeKind.EXP_SUM]),
         ("standardize", 2, [MergeKind.MOMENTS]),
         ("standard_softmax", 3, [MergeKind.MOMENTS, MergeKind.EXP_SUM]),
-        ("dyt", 1, []),
         ("row_totals", 1, []),
     ],
 )
@@ -325,6 +326,62 @@ def test_inference_only() -> None:
         "quant_rmsnorm_forward_reload",
         "quant_rmsnorm_forward_streaming",
     ]
+
+
+# --- rows in chunks, one a program --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("forward", "form"),
+    [
+        ("y = x * 2", Form.CHUNKS),
+        ("y = x * scale + bias", Form.CHUNKS),
+        ("y = x * (1 - share)", Form.CHUNKS),
+        ("y = where(column < r, x, b)", Form.CHUNKS),
+        ("y = x * sqrt(r)", Form.STREAMING),
+        ("t = r * 2\ny = x", Form.STREAMING),
+        ("y = x * mean(x)", Form.STREAMING),
+        ("y = sum(x)", Form.STREAMING),
+    ],
+)
+def test_each_chunk_has_a_program_where_no_value_of_a_row_is_made(forward: str, form: Form) -> None:
+    kinds = {"r": "per_row", "b": "per_column", "scale": "per_batch", "bias": "per_place"}
+    inputs = {name: kind for name, kind in kinds.items() if re.search(rf"\b{name}\b", forward)}
+    params = {"share": "{type: float, default: 0.5}"} if "share" in forward else {}
+    outputs = {"t": "x", "y": "x"} if "t =" in forward else {"y": "x"}
+    row_op = small_op(forward, inputs=inputs, params=params, outputs=outputs)
+    assert forward_streaming(row_op).form is form
+
+
+def test_kernels_of_single_chunks_have_no_loop() -> None:
+    found = set()
+    for path in ALL_SPECS:
+        plan = planned(lower(load(path)))
+        chunks = {each.name for each in plan.kernels if each.form is Form.CHUNKS}
+        if not chunks:
+            continue
+        files = render_op(plan.row_op.spec)
+        text = next(text for name, text in files.items() if name.endswith("kernels.py"))
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef) and node.name in chunks:
+                assert not any(isinstance(part, ast.For | ast.While) for part in ast.walk(node))
+                columns = "column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]"
+                assert columns in [ast.unparse(statement) for statement in node.body]
+                found.add(node.name)
+        assert chunks <= found
+    for name in ("gelu", "geglu", "swiglu", "squared_relu"):
+        assert {f"{name}_forward_streaming", f"{name}_backward_streaming"} <= found
+    assert "dyt_forward_streaming" in found and "softmax_backward_streaming" not in found
+
+
+def test_the_chunks_of_the_longest_rows_fit_the_grid() -> None:
+    """In float64 a chunk has a quarter of the columns."""
+    for path in ALL_SPECS:
+        plan = planned(lower(load(path)))
+        for name, tiles in tile_rule(plan).items():
+            if any(k.form is Form.CHUNKS and f"_{name}_" in k.name for k in plan.kernels):
+                words = [tiles.streaming.words, *(tile.words for _, tile in tiles.chunks)]
+                assert LARGEST_COLUMNS * 4 // min(words) <= 65535
 
 
 # --- rows that are read again -------------------------------------------------------------------

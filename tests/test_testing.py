@@ -797,7 +797,7 @@ def test_calls_are_expected_by_the_boundaries_of_a_path(path):
             columns = longest * 4 // dtype.itemsize
             assert paths.schedules(op, columns, dtype.itemsize)[1] == "backward.resident"
             assert paths.schedules(op, columns + 1, dtype.itemsize)[1] == "backward.split"
-    assert (op.module.FORWARD_WHOLE_WORDS, op.module.FORWARD_RELOADED) == (65536, again)
+    assert (65536, again) == (op.module.FORWARD_WHOLE_WORDS, op.module.FORWARD_RELOADED)
 
 
 @pytest.mark.parametrize("path", ["lowered", "tiny"])

@@ -271,6 +271,61 @@ def test_widths_with_own_chunks_run_in_them(
         torch.testing.assert_close(gradients, torch.autograd.grad(wanted, (x, weight), dy))
 
 
+# Rows in chunks that have a program each.
+
+CHUNKS_OF_64 = """tuning:
+  forward:
+    2048: {schedule: streaming}
+    streaming: {block: 64, warps: 1}
+  backward:
+    2048: {schedule: streaming, block: 128, warps: 1}
+"""
+
+
+def test_the_grid_has_a_program_for_each_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, text in render_op(plan_of("squared_relu", CHUNKS_OF_64).row_op.spec).items():
+        target = tmp_path / "kgen_chunks_of_64" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    op = importlib.import_module("kgen_chunks_of_64.squared_relu.op")
+
+    device = "cpu" if op.INTERPRETED else "cuda"
+    random = torch.Generator().manual_seed(0)
+    for rows, columns, dtype, forward, backward in (
+        (3, 2001, torch.float32, (3, 32, 1), (3, 16, 1)),
+        (3, 1985, torch.float32, (3, 32, 1), (3, 16, 1)),
+        (3, 1984, torch.float32, (3, 31, 1), (3, 16, 1)),
+        (2, 513, torch.float64, (2, 33, 1), (2, 17, 1)),
+        (33, 48, torch.float32, (3, 1, 1), (3, 1, 1)),
+    ):
+        x, dy = (torch.randn(rows, columns, generator=random, dtype=dtype) for _ in range(2))
+        x, dy = x.to(device).requires_grad_(), dy.to(device)
+        op._remembered.clear()
+        y = op.squared_relu(x)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        (call,) = op._remembered.values()
+        (launches,) = call.backward.values()
+        assert (call.forward.main.grid, launches.main.grid) == (forward, backward), columns
+        wanted = op.squared_relu_reference(x)
+        torch.testing.assert_close(y, wanted)
+        torch.testing.assert_close(dx, torch.autograd.grad(wanted, x, dy)[0])
+
+
+def test_small_chunks_are_refused_only_where_a_row_has_too_many() -> None:
+    """Without float64 a chunk has a column a word; a loop has no limit."""
+    for name, extra in (
+        ("squared_relu", "dtypes: [float16, bfloat16, float32]\n"),
+        ("squared_relu", "limits: {max_columns: 1048560}\n"),
+        ("softmax", ""),
+    ):
+        limits = "" if "limits" in extra else "limits: {max_columns: 1048576}\n"
+        plan = plan_of(name, f"{limits}{extra}tuning: {{forward: {{streaming: {{block: 64}}}}}}\n")
+        assert tile_rule(plan)["forward"].streaming.words == 64
+
+
 # Rows of wide elements.
 
 

@@ -104,6 +104,14 @@ def test_there_is_a_choice_for_every_usual_width() -> None:
             assert all(len(candidates(direction, words)) >= 3 for words in USUAL_WIDTHS)
 
 
+def test_chunks_with_a_program_each_are_tried_smaller_and_for_narrower_rows() -> None:
+    for name, least, smallest in (("geglu", 4096, 1024), ("softmax", 16384, 2048)):
+        direction = direction_of(name)
+        long = {w: [p for p in candidates(direction, w) if p.is_long] for w in TUNED_WIDTHS}
+        assert min(words for words, found in long.items() if found) == least
+        assert min(plan.block for found in long.values() for plan in found) == smallest
+
+
 def test_rows_to_measure_fill_the_memory_bus() -> None:
     for words in USUAL_WIDTHS:
         for dtype in ("bfloat16", "float64"):

@@ -95,26 +95,25 @@ def dyt_forward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
     alpha = tl.full((1, 1), tl.load(alpha_ptr), COMPUTE)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        t = tanh(alpha * x)
-        # y = t * weight + bias
-        y = t
-        if weight_ptr is not None:
-            weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
-            y = y * weight
-        if bias_ptr is not None:
-            bias = tl.load(bias_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
-            y = y + bias
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    t = tanh(alpha * x)
+    # y = t * weight + bias
+    y = t
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+        y = y * weight
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
+        y = y + bias
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows"])

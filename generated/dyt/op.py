@@ -260,7 +260,7 @@ def _plan_forward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows),),
+        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
         call.device,
         _row_stride(x),
         n_rows,

@@ -82,27 +82,25 @@ def geglu_forward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        gate = tl.load(gate_ptr + row * gate_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        up = tl.load(up_ptr + row * up_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        # z = sqrt(8 / pi) * gate * (1
-        #     + 0.044715 * gate * gate) if approximate else sqrt(0.5) * gate
-        z = (
-            1.5957691216057308 * gate * (1 + 0.044715 * gate * gate)
-            if APPROXIMATE
-            else 0.7071067811865476 * gate
-        )
-        # cdf = sigmoid(z) if approximate else 0.5 + 0.5 * erf(z)
-        cdf = sigmoid(z) if APPROXIMATE else 0.5 + 0.5 * tl.erf(z)
-        y = gate * cdf * up
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    gate = tl.load(gate_ptr + row * gate_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    up = tl.load(up_ptr + row * up_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    # z = sqrt(8 / pi) * gate * (1
+    #     + 0.044715 * gate * gate) if approximate else sqrt(0.5) * gate
+    z = (
+        1.5957691216057308 * gate * (1 + 0.044715 * gate * gate)
+        if APPROXIMATE
+        else 0.7071067811865476 * gate
+    )
+    # cdf = sigmoid(z) if approximate else 0.5 + 0.5 * erf(z)
+    cdf = sigmoid(z) if APPROXIMATE else 0.5 + 0.5 * tl.erf(z)
+    y = gate * cdf * up
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -176,26 +174,26 @@ def geglu_backward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    gate = tl.load(gate_ptr + row * gate_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    up = tl.load(up_ptr + row * up_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    # z = sqrt(8 / pi) * gate * (1
+    #     + 0.044715 * gate * gate) if approximate else sqrt(0.5) * gate
+    z = (
+        1.5957691216057308 * gate * (1 + 0.044715 * gate * gate)
+        if APPROXIMATE
+        else 0.7071067811865476 * gate
+    )
+    # cdf = sigmoid(z) if approximate else 0.5 + 0.5 * erf(z)
+    cdf = sigmoid(z) if APPROXIMATE else 0.5 + 0.5 * tl.erf(z)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        gate = tl.load(gate_ptr + row * gate_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        up = tl.load(up_ptr + row * up_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        # z = sqrt(8 / pi) * gate * (1
-        #     + 0.044715 * gate * gate) if approximate else sqrt(0.5) * gate
-        z = (
-            1.5957691216057308 * gate * (1 + 0.044715 * gate * gate)
-            if APPROXIMATE
-            else 0.7071067811865476 * gate
-        )
-        # cdf = sigmoid(z) if approximate else 0.5 + 0.5 * erf(z)
-        cdf = sigmoid(z) if APPROXIMATE else 0.5 + 0.5 * tl.erf(z)
+    if dgate_ptr is not None:
         near = clamp(gate, -20, 20)
         # bell = cdf * (1 - cdf) if approximate else exp(-0.5 * near * near)
         bell = cdf * (1 - cdf) if APPROXIMATE else exp(-0.5 * near * near)
@@ -205,11 +203,9 @@ def geglu_backward_streaming(
             if APPROXIMATE
             else tl.full((1, 1), 0.3989422804014327, COMPUTE)
         )
+        dgate = (cdf + near * bell * slope) * up * dy
+        tl.store(dgate_ptr + row * n_columns + column, dgate, mask=mask)
 
-        if dgate_ptr is not None:
-            dgate = (cdf + near * bell * slope) * up * dy
-            tl.store(dgate_ptr + row * n_columns + column, dgate, mask=mask)
-
-        if dup_ptr is not None:
-            dup = gate * cdf * dy
-            tl.store(dup_ptr + row * n_columns + column, dup, mask=mask)
+    if dup_ptr is not None:
+        dup = gate * cdf * dy
+        tl.store(dup_ptr + row * n_columns + column, dup, mask=mask)

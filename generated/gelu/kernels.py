@@ -72,25 +72,19 @@ def gelu_forward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        # z = sqrt(8 / pi) * x * (1 + 0.044715 * x * x) if approximate else sqrt(0.5) * x
-        z = (
-            1.5957691216057308 * x * (1 + 0.044715 * x * x)
-            if APPROXIMATE
-            else 0.7071067811865476 * x
-        )
-        # cdf = sigmoid(z) if approximate else 0.5 + 0.5 * erf(z)
-        cdf = sigmoid(z) if APPROXIMATE else 0.5 + 0.5 * tl.erf(z)
-        y = x * cdf
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    # z = sqrt(8 / pi) * x * (1 + 0.044715 * x * x) if approximate else sqrt(0.5) * x
+    z = 1.5957691216057308 * x * (1 + 0.044715 * x * x) if APPROXIMATE else 0.7071067811865476 * x
+    # cdf = sigmoid(z) if approximate else 0.5 + 0.5 * erf(z)
+    cdf = sigmoid(z) if APPROXIMATE else 0.5 + 0.5 * tl.erf(z)
+    y = x * cdf
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -146,32 +140,26 @@ def gelu_backward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        # z = sqrt(8 / pi) * x * (1 + 0.044715 * x * x) if approximate else sqrt(0.5) * x
-        z = (
-            1.5957691216057308 * x * (1 + 0.044715 * x * x)
-            if APPROXIMATE
-            else 0.7071067811865476 * x
-        )
-        # cdf = sigmoid(z) if approximate else 0.5 + 0.5 * erf(z)
-        cdf = sigmoid(z) if APPROXIMATE else 0.5 + 0.5 * tl.erf(z)
-        near = clamp(x, -20, 20)
-        # bell = cdf * (1 - cdf) if approximate else exp(-0.5 * near * near)
-        bell = cdf * (1 - cdf) if APPROXIMATE else exp(-0.5 * near * near)
-        # slope = sqrt(8 / pi) * (1 + 0.134145 * near * near) if approximate else sqrt(0.5 / pi)
-        slope = (
-            1.5957691216057308 * (1 + 0.134145 * near * near)
-            if APPROXIMATE
-            else tl.full((1, 1), 0.3989422804014327, COMPUTE)
-        )
-        dx = dy * (cdf + near * bell * slope)
-        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    # z = sqrt(8 / pi) * x * (1 + 0.044715 * x * x) if approximate else sqrt(0.5) * x
+    z = 1.5957691216057308 * x * (1 + 0.044715 * x * x) if APPROXIMATE else 0.7071067811865476 * x
+    # cdf = sigmoid(z) if approximate else 0.5 + 0.5 * erf(z)
+    cdf = sigmoid(z) if APPROXIMATE else 0.5 + 0.5 * tl.erf(z)
+    near = clamp(x, -20, 20)
+    # bell = cdf * (1 - cdf) if approximate else exp(-0.5 * near * near)
+    bell = cdf * (1 - cdf) if APPROXIMATE else exp(-0.5 * near * near)
+    # slope = sqrt(8 / pi) * (1 + 0.134145 * near * near) if approximate else sqrt(0.5 / pi)
+    slope = (
+        1.5957691216057308 * (1 + 0.134145 * near * near)
+        if APPROXIMATE
+        else tl.full((1, 1), 0.3989422804014327, COMPUTE)
+    )
+    dx = dy * (cdf + near * bell * slope)
+    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)

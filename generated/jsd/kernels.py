@@ -190,37 +190,35 @@ def jsd_backward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
     beta = tl.full((1, 1), beta, COMPUTE)
 
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    target = tl.load(target_ptr + row * target_row_stride + column, mask=mask, other=0.0).to(
+        COMPUTE
+    )
     dloss = tl.load(dloss_ptr + row * dloss_row_stride, mask=in_rows, other=0.0).to(COMPUTE)
+    # log_p = minimum(target, 0)
+    log_p = nan_minimum(target, 0)
+    # log_q = minimum(x, 0)
+    log_q = nan_minimum(x, 0)
+    p = exp(log_p)
+    q = exp(log_q)
+    # mixed = log(beta * p + (1 - beta) * q)
+    mixed = tl.log(beta * p + (1 - beta) * q)
+    # log_m = where(beta == 0, log_q, where(beta == 1, log_p, mixed))
+    log_m = tl.where(beta == 0, log_q, tl.where(beta == 1, log_p, mixed))
     # weight_q = where(beta == 1, 1, 1 - beta)
     weight_q = tl.where(beta == 1, 1, 1 - beta)
-
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        target = tl.load(target_ptr + row * target_row_stride + column, mask=mask, other=0.0).to(
-            COMPUTE
-        )
-        # log_p = minimum(target, 0)
-        log_p = nan_minimum(target, 0)
-        # log_q = minimum(x, 0)
-        log_q = nan_minimum(x, 0)
-        p = exp(log_p)
-        q = exp(log_q)
-        # mixed = log(beta * p + (1 - beta) * q)
-        mixed = tl.log(beta * p + (1 - beta) * q)
-        # log_m = where(beta == 0, log_q, where(beta == 1, log_p, mixed))
-        log_m = tl.where(beta == 0, log_q, tl.where(beta == 1, log_p, mixed))
-        # from_q = where(q < 1e-37, 0, weight_q * q * (log_q - log_m))
-        from_q = tl.where(q < 1e-37, 0, weight_q * q * (log_q - log_m))
-        # slope = where(beta == 0, -p, where(beta == 1, from_q + q, from_q))
-        slope = tl.where(beta == 0, -p, tl.where(beta == 1, from_q + q, from_q))
-        # dx = where(x > 0, 0, dloss * slope)
-        dx = tl.where(x > 0, 0, dloss * slope)
-        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+    # from_q = where(q < 1e-37, 0, weight_q * q * (log_q - log_m))
+    from_q = tl.where(q < 1e-37, 0, weight_q * q * (log_q - log_m))
+    # slope = where(beta == 0, -p, where(beta == 1, from_q + q, from_q))
+    slope = tl.where(beta == 0, -p, tl.where(beta == 1, from_q + q, from_q))
+    # dx = where(x > 0, 0, dloss * slope)
+    dx = tl.where(x > 0, 0, dloss * slope)
+    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)

@@ -45,18 +45,16 @@ def squared_relu_forward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        # y = maximum(x, 0) ** 2
-        y = nan_maximum(x, 0) * nan_maximum(x, 0)
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    # y = maximum(x, 0) ** 2
+    y = nan_maximum(x, 0) * nan_maximum(x, 0)
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -98,16 +96,14 @@ def squared_relu_backward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        # dx = 2 * maximum(x, 0) * dy
-        dx = 2 * nan_maximum(x, 0) * dy
-        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    # dx = 2 * maximum(x, 0) * dy
+    dx = 2 * nan_maximum(x, 0) * dy
+    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)

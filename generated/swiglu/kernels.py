@@ -59,18 +59,16 @@ def swiglu_forward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        gate = tl.load(gate_ptr + row * gate_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        up = tl.load(up_ptr + row * up_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        y = silu(gate) * up
-        tl.store(y_ptr + row * n_columns + column, y, mask=mask)
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    gate = tl.load(gate_ptr + row * gate_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    up = tl.load(up_ptr + row * up_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    y = silu(gate) * up
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -126,24 +124,22 @@ def swiglu_backward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    gate = tl.load(gate_ptr + row * gate_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    up = tl.load(up_ptr + row * up_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    s = sigmoid(gate)
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        gate = tl.load(gate_ptr + row * gate_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        up = tl.load(up_ptr + row * up_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        s = sigmoid(gate)
+    if dgate_ptr is not None:
         slope = s * (1 + gate * (1 - s))
+        dgate = slope * up * dy
+        tl.store(dgate_ptr + row * n_columns + column, dgate, mask=mask)
 
-        if dgate_ptr is not None:
-            dgate = slope * up * dy
-            tl.store(dgate_ptr + row * n_columns + column, dgate, mask=mask)
-
-        if dup_ptr is not None:
-            dup = s * gate * dy
-            tl.store(dup_ptr + row * n_columns + column, dup, mask=mask)
+    if dup_ptr is not None:
+        dup = s * gate * dy
+        tl.store(dup_ptr + row * n_columns + column, dup, mask=mask)

@@ -117,6 +117,16 @@ def _grid_short(op: OpText) -> Iterator[Site]:
                 yield site(op.wrapper, size, f"{op.wrapper.piece(size)} - 1", grid)
 
 
+@kind("wrong-axis", "programs count their rows or columns along the other axis of the grid")
+def _wrong_axis(op: OpText) -> Iterator[Site]:
+    other = {"0": "1", "1": "0"}
+    for function in op.launched:
+        counts = function.calls_of("tl.program_id")
+        if len({ast.unparse(call.args[0]) for call in counts}) > 1:
+            for call in counts:
+                yield site(op.kernels, call.args[0], other[ast.unparse(call.args[0])], call)
+
+
 @kind("groups-short", "there is a group of rows less than planned, or its scratch is one short")
 def _groups_short(op: OpText) -> Iterator[Site]:
     for function in op.wrapper.functions.values():

@@ -55,6 +55,17 @@ STREAMING = (
     Candidate("streaming", 1, 16384, 16),
     Candidate("streaming", 1, 16384, 32),
 )
+LEAST_CHUNKS = 4096
+CHUNKS = (
+    Candidate("streaming", 1, 1024, 2),
+    Candidate("streaming", 1, 1024, 4),
+    Candidate("streaming", 1, 2048, 4),
+    Candidate("streaming", 1, 2048, 8),
+    Candidate("streaming", 1, 4096, 8),
+    Candidate("streaming", 1, 4096, 16),
+    Candidate("streaming", 1, 8192, 16),
+)
+"""Where each chunk has a program: as tiles of whole rows, 8 to 16 elements a thread."""
 LEAST_SPLIT = 8192
 SPLIT = (
     Candidate("split", 1, 2048, 4, 4, 2),
@@ -76,8 +87,9 @@ def candidates(direction: Direction, words: int) -> tuple[Candidate, ...]:
         known.extend(_whole(family, words))
     if direction.is_split:
         known += SPLIT if words >= LEAST_SPLIT else ()
-    elif words >= LEAST_STREAMING:
-        known += [plan for plan in STREAMING if plan.block < words]
+    elif words >= (LEAST_CHUNKS if direction.has_chunks else LEAST_STREAMING):
+        chunks = CHUNKS if direction.has_chunks else STREAMING
+        known += [plan for plan in chunks if plan.block < words]
     return tuple(dict.fromkeys(known))
 
 

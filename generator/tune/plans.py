@@ -51,6 +51,7 @@ class Direction:
         tiles: the tiles that the spec has by now.
         is_split: whether gradients are summed over rows.
         can_reload: whether there is a kernel that reads rows again.
+        has_chunks: whether each chunk of a long row has a program of its own.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Direction:
     tiles: Tiles
     is_split: bool
     can_reload: bool
+    has_chunks: bool
 
 
 def directions_of(plan: OpSchedule) -> tuple[Direction, ...]:
@@ -68,7 +70,14 @@ def directions_of(plan: OpSchedule) -> tuple[Direction, ...]:
     found += [(each.name, each.kernels, bool(each.column_sums)) for each in plan.passes]
     again = (Form.RELOAD, Form.RELOAD_GROUPS)
     return tuple(
-        Direction(name, rule[name], tiles[name], sums, any(k.form in again for k in kernels))
+        Direction(
+            name,
+            rule[name],
+            tiles[name],
+            is_split=sums,
+            can_reload=any(k.form in again for k in kernels),
+            has_chunks=any(k.form is Form.CHUNKS for k in kernels),
+        )
         for name, kernels, sums in found
     )
 
