@@ -45,8 +45,10 @@ MANY_ROWS, MANY_ELEMENTS = 8, 4096
 LEAST_FOR_FEW, FEW_ELEMENTS, FEW_WARPS = 16384, 8, 4
 """Narrower rows have so few elements a thread with no more warps than these."""
 
-LEAST_STREAMING = 16384
+LEAST_STREAMING = 8192
 STREAMING = (
+    Candidate("streaming", 1, 1024, 4),
+    Candidate("streaming", 1, 2048, 4),
     Candidate("streaming", 1, 2048, 8),
     Candidate("streaming", 1, 4096, 8),
     Candidate("streaming", 1, 4096, 16),
