@@ -152,7 +152,7 @@ def _walk_text(writer: _Writer, walks: Sequence[Walk], backwards: bool) -> WalkT
         writer.start_reduction(reduction)
     before = writer.take()
 
-    writer.emitter.first_column = "last_start - back" if backwards else "start"
+    writer.start_at("last_start - back" if backwards else "start")
     writer.fetch(walks)
     for definition in walk_.definitions:
         writer.statement(definition, stores=walk_.stores)
@@ -196,6 +196,8 @@ class _Writer:
     eviction: dict[str, str] = field(default_factory=dict)
     reads_again: bool = False
     is_last: bool = False
+    reads_spans: bool = False
+    has_spans: bool = False
 
     def __post_init__(self) -> None:
         """Sort the optional inputs: those whose absence drops steps, and those given a value."""
@@ -224,10 +226,26 @@ class _Writer:
 
     def take(self) -> str:
         """The text so far; starts anew."""
+        if self.reads_spans and not self.has_spans:
+            self.lines = [*self._spans(), *self.lines]
+            self.has_spans = True
         text = "\n".join(self.lines).rstrip("\n")
         self.lines = []
-        self.open_guard = None
+        self.open_guard, self.reads_spans = None, False
         return text
+
+    def _spans(self) -> list[str]:
+        """The columns that begin a span: SPAN columns, for which a shared value is loaded once."""
+        first = "" if self.emitter.first_column == "0" else f"{self.emitter.first_column} + "
+        return [
+            f"span = {first}tl.arange(0, BLOCK // SPAN)[None, :] * SPAN",
+            "in_spans = span < n_columns",
+        ]
+
+    def start_at(self, column: str) -> None:
+        """Go on with the tile that starts at another column."""
+        self.emitter.first_column = column
+        self.has_spans = False
 
     def forget_chunk(self) -> None:
         """A new walk loads matrices and columns again."""
@@ -311,17 +329,28 @@ class _Writer:
             place, mask = f"{name}_ptr + row * {stride} + column", "mask"
         if variable.sharing is not None:
             place = self._shared_place(variable, variable.sharing)
+        shares_columns = variable.sharing is not None and variable.sharing.columns
+        if shares_columns:
+            needs_rows = kind is not Kind.PER_COLUMN and not self._has_all_rows(variable)
+            mask = "in_rows & in_spans" if needs_rows else "in_spans"
+            self.reads_spans = True
         convert = ".to(COMPUTE)" if is_float and not self._is_computed(variable) else ""
         kept = self.eviction.get(name, "")
         policy = f', eviction_policy="{kept}"' if kept else ""
-        return f"tl.load({place}, mask={mask}, other={other}{policy}){convert}"
+        load = f"tl.load({place}, mask={mask}, other={other}{policy}){convert}"
+        return f"{self.emitter.use('spread')}({load}, SPAN)" if shares_columns else load
+
+    def _has_all_rows(self, variable: Variable) -> bool:
+        """Whether rows beyond the last have a value to read, and may hold it: nothing adds rows."""
+        is_of_place = variable.sharing is not None and variable.sharing.kind is Kind.PER_PLACE
+        return is_of_place and not any(r.kind is Kind.PER_COLUMN for r in self.program.results)
 
     def _shared_place(self, variable: Variable, sharing: Sharing) -> str:
         """Where the entry lies that serves each row and column."""
         name = variable.name
         column = "column"
         if sharing.columns:
-            column = f"{self.emitter.use('shared_column')}(column, {name}_width)"
+            column = f"{self.emitter.use('shared_column')}(span, {name}_width)"
         if sharing.kind is Kind.PER_COLUMN:
             return f"{name}_ptr + {column}"
         row = {Kind.PER_BATCH: "batch_index", Kind.PER_PLACE: "place_index"}[sharing.kind]
@@ -355,7 +384,7 @@ class _Writer:
                 wanted.update(names_in(definition.term))
         self.line("# Sums about a mean of the row's own lose no digits to cancellation.")
         self.line("column = tl.arange(0, BLOCK)[None, :]")
-        self.emitter.first_column = "0"
+        self.start_at("0")
         self.line("in_columns = column < n_columns")
         self.line("mask = in_rows & in_columns")
         for variable in self.program.variables:

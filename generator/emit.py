@@ -485,6 +485,11 @@ def group_sum(
 def shared_column(column, width):
     """column // width without a division of whole numbers: exact up to 2 ** 20 columns."""
     return ((column + 0.5) * (1.0 / width)).to(tl.int32)''',
+    "spread": '''@triton.jit
+def spread(values, SPAN: tl.constexpr):
+    """Each value for SPAN columns next to each other."""
+    each = tl.broadcast_to(values[:, :, None], (values.shape[0], values.shape[1], SPAN))
+    return each.reshape(values.shape[0], values.shape[1] * SPAN)''',
     "column_place": '''@triton.jit
 def column_place(index):
     """A row's index in 32 bits, for comparisons with columns: no column is -1 or 2 ** 31 - 1."""

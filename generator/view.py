@@ -191,6 +191,11 @@ def extents(kernel: Kernel) -> tuple[str, ...]:
     return tuple(words)
 
 
+def shares_columns(program: Program) -> bool:
+    """Whether columns share values of a tensor that a kernel reads."""
+    return any(v.sharing is not None and v.sharing.columns for v in program.variables)
+
+
 def _is_batched(variable: Variable) -> bool:
     return variable.sharing is not None and variable.sharing.kind in BATCHED_KINDS
 
@@ -210,6 +215,7 @@ def _parameters(kernel: Kernel) -> tuple[str, ...]:
         "COMPUTE: tl.constexpr",
         "ROWS: tl.constexpr",
         "BLOCK: tl.constexpr",
+        *(["SPAN: tl.constexpr"] if shares_columns(program) else []),
         *(["STAGES: tl.constexpr"] if kernel.is_grouped else []),
     )
 

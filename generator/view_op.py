@@ -98,7 +98,7 @@ class OpView:
     has_int: bool
     has_bool: bool
     has_companions: bool
-    has_sharing: bool
+    shared: str
     is_batched: bool
     folds: bool
     has_float_param: bool
@@ -210,7 +210,7 @@ def op_view(plan: OpSchedule) -> OpView:
         has_int=Element.INT in elements,
         has_bool=Element.BOOL in elements,
         has_companions=len(spec.inputs) > 1,
-        has_sharing=any(i.shares_columns for i in spec.inputs),
+        shared=join(i.name for i in spec.inputs if i.shares_columns),
         is_batched=is_batched(spec),
         folds=any(each.folds for each in passes),
         has_float_param=Element.FLOAT in has,

@@ -9,7 +9,7 @@ from kgen.ir import Result, Role, Variable
 from kgen.schedule import Kernel, OpSchedule, Pass
 from kgen.spec import Element, Input, Kind, Spec, gradient_name, second_gradient_name
 from kgen.tiles import Tile, Tiles, limits, rereads
-from kgen.view import extents, pointers, strided
+from kgen.view import extents, pointers, shares_columns, strided
 from kgen.view_words import empty_like, given, join, lines, row_stride, tensor_type, tuple_of
 
 _SHAPES = {
@@ -154,6 +154,7 @@ def kernel_numbers(kernel: Kernel) -> str:
             *(f"{row_stride(v.name, v.type.kind)}," for v in strided(kernel.program)),
             *(f"{_extent(word, kernel)}," for word in extents(kernel)),
             *(f"{v.name.upper()}=call.{v.name}," for v in flags),
+            *(["SPAN=call.span,"] if shares_columns(kernel.program) else []),
         ]
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from kgen.build import render_op
 from kgen.inspection.calls import Call
 from kgen.inspection.session import Inspected, Session, session
@@ -114,6 +115,42 @@ def test_what_is_read_again_is_loaded_again(
         # 16 bytes at a time, by 32 threads a warp.
         once = columns * 2 // (16 * 32 * each.warps)
         assert once and len(re.findall(r"\bld\.global", compiled.code)) == times * once
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "schedule"),
+    [
+        ("bfloat16", 64, "resident"),  # several rows a program
+        ("bfloat16", 512, "resident"),
+        ("bfloat16", 4096, "resident"),
+        ("bfloat16", 16384, "streaming"),
+        ("float32", 4096, "resident"),
+        ("float64", 512, "resident"),
+    ],
+)
+def test_a_shared_value_is_loaded_once_for_a_vector(
+    running: Session, dtype: str, columns: int, schedule: str
+) -> None:
+    """And no thread gets what another has loaded: that would go through shared memory."""
+    calls = tuple(Call(dtype, columns, optional) for optional in (True, False))
+    inspected = Inspected("groupnorm", ROOT / "specs" / "groupnorm.yaml", ROOT / "generated", calls)
+    (recorded,) = running.recorded([inspected], TARGETS["sm_90"])
+    kernel = f"groupnorm_forward_{schedule}"
+    both = {each.options: each for each in recorded.configurations if each.kernel == kernel}
+    compiled = running.compiled([(recorded, [each.digest for each in both.values()])], "ptx")
+    vector = 16 // getattr(torch, dtype).itemsize
+    codes = {}
+    for options, each in both.items():
+        codes[f"SPAN={vector}" in options] = compiled[each.digest].code
+        vectors = each.rows * each.block // (32 * each.warps * vector)
+    assert set(codes) == {True, False}
+    found = {
+        given: len(re.findall(r"\bld\.global\.(?:L1::\w+\.)?b\d+ ", code))
+        for given, code in codes.items()
+    }
+    assert found == {True: 2 * vectors, False: 0}, "weight and bias"
+    exchanged = [re.findall(r"\b(?:ld|st)\.shared|\bshfl", code) for code in codes.values()]
+    assert exchanged[0] == exchanged[1]
 
 
 def kernel_names(path: Path) -> set[str]:

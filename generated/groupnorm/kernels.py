@@ -70,6 +70,13 @@ def shared_column(column, width):
     return ((column + 0.5) * (1.0 / width)).to(tl.int32)
 
 
+@triton.jit
+def spread(values, SPAN: tl.constexpr):
+    """Each value for SPAN columns next to each other."""
+    each = tl.broadcast_to(values[:, :, None], (values.shape[0], values.shape[1], SPAN))
+    return each.reshape(values.shape[0], values.shape[1] * SPAN)
+
+
 @triton.jit(do_not_specialize=["n_rows", "n_places", "weight_width", "bias_width", "eps"])
 def groupnorm_forward_resident(
     x_ptr,
@@ -90,6 +97,7 @@ def groupnorm_forward_resident(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
 ):
     """Whole rows in registers: one (ROWS, BLOCK) tile a program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -98,6 +106,8 @@ def groupnorm_forward_resident(
     place_index = row % n_places
     in_columns = column < n_columns
     mask = in_rows & in_columns
+    span = tl.arange(0, BLOCK // SPAN)[None, :] * SPAN
+    in_spans = span < n_columns
     eps = tl.full((1, 1), eps, COMPUTE)
 
     x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
@@ -114,18 +124,24 @@ def groupnorm_forward_resident(
     # y = (x - mu) * rstd * weight + bias
     y = (x - mu) * rstd
     if weight_ptr is not None:
-        weight = tl.load(
-            weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
-            mask=mask,
-            other=1.0,
-        ).to(COMPUTE)
+        weight = spread(
+            tl.load(
+                weight_ptr + place_index * weight_row_stride + shared_column(span, weight_width),
+                mask=in_spans,
+                other=1.0,
+            ).to(COMPUTE),
+            SPAN,
+        )
         y = y * weight
     if bias_ptr is not None:
-        bias = tl.load(
-            bias_ptr + place_index * bias_row_stride + shared_column(column, bias_width),
-            mask=mask,
-            other=0.0,
-        ).to(COMPUTE)
+        bias = spread(
+            tl.load(
+                bias_ptr + place_index * bias_row_stride + shared_column(span, bias_width),
+                mask=in_spans,
+                other=0.0,
+            ).to(COMPUTE),
+            SPAN,
+        )
         y = y + bias
     tl.store(y_ptr + row * n_columns + column, y, mask=mask)
 
@@ -150,6 +166,7 @@ def groupnorm_forward_streaming(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns, walked twice, mean and variance together."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -192,24 +209,34 @@ def groupnorm_forward_streaming(
         column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
+        span = last_start - back + tl.arange(0, BLOCK // SPAN)[None, :] * SPAN
+        in_spans = span < n_columns
         x = tl.load(
             x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
         ).to(COMPUTE)
         # y = (x - mu) * rstd * weight + bias
         y = (x - mu) * rstd
         if weight_ptr is not None:
-            weight = tl.load(
-                weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
-                mask=mask,
-                other=1.0,
-            ).to(COMPUTE)
+            weight = spread(
+                tl.load(
+                    weight_ptr
+                    + place_index * weight_row_stride
+                    + shared_column(span, weight_width),
+                    mask=in_spans,
+                    other=1.0,
+                ).to(COMPUTE),
+                SPAN,
+            )
             y = y * weight
         if bias_ptr is not None:
-            bias = tl.load(
-                bias_ptr + place_index * bias_row_stride + shared_column(column, bias_width),
-                mask=mask,
-                other=0.0,
-            ).to(COMPUTE)
+            bias = spread(
+                tl.load(
+                    bias_ptr + place_index * bias_row_stride + shared_column(span, bias_width),
+                    mask=in_spans,
+                    other=0.0,
+                ).to(COMPUTE),
+                SPAN,
+            )
             y = y + bias
         tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
 
@@ -235,6 +262,7 @@ def groupnorm_backward_resident(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Whole rows in registers: n_splits programs for each place take tiles of its rows in turn."""
@@ -244,12 +272,17 @@ def groupnorm_backward_resident(
     n_batches = n_rows // n_places
     column = tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
+    span = tl.arange(0, BLOCK // SPAN)[None, :] * SPAN
+    in_spans = span < n_columns
     if weight_ptr is not None:
-        weight = tl.load(
-            weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
-            mask=in_columns,
-            other=0.0,
-        ).to(COMPUTE)
+        weight = spread(
+            tl.load(
+                weight_ptr + place_index * weight_row_stride + shared_column(span, weight_width),
+                mask=in_spans,
+                other=0.0,
+            ).to(COMPUTE),
+            SPAN,
+        )
     dweight = tl.zeros((1, BLOCK), COMPUTE)
     dbias = tl.zeros((1, BLOCK), COMPUTE)
 
@@ -306,6 +339,7 @@ def groupnorm_backward_split_rows(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -320,17 +354,24 @@ def groupnorm_backward_split_rows(
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
+        span = start + tl.arange(0, BLOCK // SPAN)[None, :] * SPAN
+        in_spans = span < n_columns
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
         xhat = (x - mu) * rstd
         # g = dy * weight
         g = dy
         if weight_ptr is not None:
-            weight = tl.load(
-                weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
-                mask=mask,
-                other=1.0,
-            ).to(COMPUTE)
+            weight = spread(
+                tl.load(
+                    weight_ptr
+                    + place_index * weight_row_stride
+                    + shared_column(span, weight_width),
+                    mask=in_spans,
+                    other=1.0,
+                ).to(COMPUTE),
+                SPAN,
+            )
             g = g * weight
 
         mean_g_lanes += g
@@ -364,6 +405,7 @@ def groupnorm_backward_split_columns(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """BLOCK columns: n_splits programs for each place take tiles of its rows in turn."""
@@ -373,12 +415,17 @@ def groupnorm_backward_split_columns(
     n_batches = n_rows // n_places
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_columns = column < n_columns
+    span = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK // SPAN)[None, :] * SPAN
+    in_spans = span < n_columns
     if weight_ptr is not None:
-        weight = tl.load(
-            weight_ptr + place_index * weight_row_stride + shared_column(column, weight_width),
-            mask=in_columns,
-            other=0.0,
-        ).to(COMPUTE)
+        weight = spread(
+            tl.load(
+                weight_ptr + place_index * weight_row_stride + shared_column(span, weight_width),
+                mask=in_spans,
+                other=0.0,
+            ).to(COMPUTE),
+            SPAN,
+        )
     dweight = tl.zeros((1, BLOCK), COMPUTE)
     dbias = tl.zeros((1, BLOCK), COMPUTE)
 

@@ -233,6 +233,7 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, weight, bias)
         self.itemsize = _itemsize(self.compute, x, weight, bias)
+        self.span = _span(x, weight, bias)
         self.is_differentiated = _is_differentiated(x, weight, bias)
         # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
         self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
@@ -291,6 +292,7 @@ def _plan_forward(
         n_places,
         1 if weight is None else n_columns // weight.shape[-1],
         1 if bias is None else n_columns // bias.shape[-1],
+        SPAN=call.span,
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
@@ -402,6 +404,7 @@ def _plan_backward(
             n_places,
             n_splits,
             1 if weight is None else n_columns // weight.shape[-1],
+            SPAN=call.span,
             COMPUTE=TRITON_DTYPES[compute],
             ROWS=plan.rows,
             BLOCK=plan.block,
@@ -422,6 +425,7 @@ def _plan_backward(
             n_columns,
             n_places,
             1 if weight is None else n_columns // weight.shape[-1],
+            SPAN=call.span,
             COMPUTE=TRITON_DTYPES[compute],
             ROWS=1,
             BLOCK=BACKWARD_STREAMING_BLOCK * 2 // call.itemsize,
@@ -439,6 +443,7 @@ def _plan_backward(
             n_places,
             n_splits,
             1 if weight is None else n_columns // weight.shape[-1],
+            SPAN=call.span,
             COMPUTE=TRITON_DTYPES[compute],
             ROWS=plan.rows,
             BLOCK=plan.block,
@@ -700,6 +705,13 @@ def _sharing(name: str, tensor: torch.Tensor, shape: torch.Size) -> torch.Size:
             f"{shape[-1]}, since each of its entries serves as many columns"
         )
     return torch.Size((*shape[:-1], n_entries))
+
+
+def _span(x: torch.Tensor, *shared: torch.Tensor | None) -> int:
+    """Columns for which each shared value is loaded once: as many as a vector of x holds, or 1."""
+    vector = 16 // x.itemsize
+    widths = [x.shape[-1] // tensor.shape[-1] for tensor in shared if tensor is not None]
+    return vector if widths and all(width % vector == 0 for width in widths) else 1
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:

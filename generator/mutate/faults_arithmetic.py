@@ -10,7 +10,7 @@ from kgen.mutate.reading import Function, reduction_axis
 from kgen.mutate.source import Site, called, method, names_in, receiver, site
 
 # What gives one of the values it takes, or widens them before it calculates.
-_EXACT = ("tl.abs", "tl.where", "row_max", "row_min", "nan_maximum", "merge_exp_sum")
+_EXACT = ("tl.abs", "tl.where", "spread", "row_max", "row_min", "nan_maximum", "merge_exp_sum")
 _ROOTS = ("tl.sqrt", "tl.rsqrt")
 
 

@@ -180,7 +180,7 @@ def _chunk_not_advanced(op: OpText) -> Iterator[Site]:
             if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.BinOp):
                 continue
             value = statement.value
-            is_place = ast.unparse(statement.targets[0]) in ("row", "column", "group")
+            is_place = ast.unparse(statement.targets[0]) in ("row", "column", "span", "group")
             if is_place and isinstance(value.op, ast.Add):
                 yield site(op.kernels, value, op.kernels.piece(value.right), statement)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kgen.mutate.reading import Function, reduction_axis
+from kgen.mutate.reading import MASKS, Function, reduction_axis
 from kgen.mutate.source import called, keyword, names_in
 
 
@@ -62,7 +62,7 @@ class _Lanes:
         for name in self.function.parameters:
             if self.function.holds.get(name) == "matrix":  # what a helper is called with
                 self.known[name] = -math.inf if "exp" in self.function.name else 0.0
-        self.known["in_columns"] = not self.past_columns
+        self.known["in_columns"] = self.known["in_spans"] = not self.past_columns
         self.known["in_rows"] = self.past_columns
         for statement in self.function.statements:
             if isinstance(statement, ast.Assign):
@@ -76,7 +76,7 @@ class _Lanes:
         return self.reached
 
     def _assign(self, target: ast.expr, value: Lane) -> None:
-        if isinstance(target, ast.Name) and target.id not in ("in_columns", "in_rows"):
+        if isinstance(target, ast.Name) and target.id not in MASKS[1:]:
             self.known[target.id] = value
         elif isinstance(target, ast.Tuple):
             for part in target.elts:
@@ -149,7 +149,7 @@ class _Lanes:
         values = [self.value(argument) for argument in node.args]
         if name in _JOINS and len(values) == 2:
             return self._join(node, values, _JOINS[name])
-        if name == "tl.cast":
+        if name in ("tl.cast", "spread"):
             return values[0]
         only = values[0] if len(values) == 1 else ANY
         if name in _FUNCTIONS and not isinstance(only, Unknown):

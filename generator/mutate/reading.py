@@ -14,7 +14,8 @@ from kgen.mutate.source import Source, called, expressions, keyword, names_in, s
 Holds = Literal["index", "scalar", "row", "column", "matrix"]
 
 ROW_REDUCTIONS = ("row_sum", "row_mean", "row_max", "row_min")
-MASKS = ("mask", "in_rows", "in_columns")
+MASKS = ("mask", "in_rows", "in_columns", "in_spans")
+OF_COLUMNS = ({"in_columns"}, {"in_spans"})
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _kind_of_call(node: ast.Call, known: Mapping[str, Holds]) -> Holds:
     if name == "tl.load":
         mask = keyword(node, "mask")
         used = names_in(mask) if mask is not None else set()
-        return "row" if used == {"in_rows"} else "column" if used == {"in_columns"} else "matrix"
+        return "row" if used == {"in_rows"} else "column" if used in OF_COLUMNS else "matrix"
     if name == "random_tile":
         return "matrix"
     axis = reduction_axis(node)

@@ -144,7 +144,8 @@ def shape_of(entry: Input, shape: Shape) -> Shape:
     if not entry.shares_columns:
         return own
     n_columns = own[-1]
-    width = next((n for n in range(2, n_columns) if n_columns % n == 0), n_columns)
+    # Where there is room, as many columns share an entry as kernels read at once.
+    width = next((n for n in (8, *range(2, n_columns)) if n_columns % n == 0), n_columns)
     return (*own[:-1], n_columns // max(width, 1))
 
 
