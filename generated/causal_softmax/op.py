@@ -37,11 +37,13 @@ MAX_FLOAT = sys.float_info.max
 # By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
 # RELOADED: the widths that are read again after each reduction, while the cache has the row.
 # WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
-FORWARD_RESIDENT_WORDS = 32768
-FORWARD_WIDEST = {2: 32768, 4: 32768, 8: 8192}
+FORWARD_RESIDENT_WORDS = 16384
+FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 16384
+# Widths that have chunks of their own, in words -> chunk, warps.
+FORWARD_CHUNKS = {32768: (4096, 8)}
 BACKWARD_WHOLE_WORDS = 65536
-BACKWARD_RELOADED = {2: (16384, 32768, 65536), 4: (), 8: ()}
+BACKWARD_RELOADED = {2: (16384, 65536), 4: (), 8: ()}
 BACKWARD_WIDEST = {2: 65536, 4: 16384, 8: 8192}
 BACKWARD_STREAMING_BLOCK = 16384
 
@@ -341,7 +343,6 @@ FORWARD_TILES = {
     4096: (1, 8),
     8192: (1, 16),
     16384: (1, 32),
-    32768: (1, 32),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
@@ -354,7 +355,7 @@ BACKWARD_TILES = {
     4096: (1, 8),
     8192: (1, 16),
     16384: (1, 32),
-    32768: (1, 32),
+    32768: (1, 16),
     65536: (1, 32),
 }
 
@@ -365,8 +366,9 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 16))
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
+        return Plan("streaming", 1, block * 16 // compute.itemsize**2, warps)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

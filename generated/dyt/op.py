@@ -37,13 +37,14 @@ SCRATCH_BYTES = 64 * 2**20
 FEW_TILES = 4
 
 # The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_STREAMING_BLOCK = 16384
-# Widths that have chunks of their own, in words -> chunk, warps.
-FORWARD_CHUNKS = {16384: (2048, 8)}
-BACKWARD_RESIDENT_WORDS = 4096
+# By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
+# WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
+FORWARD_RESIDENT_WORDS = 4096
+FORWARD_STREAMING_BLOCK = 2048
+BACKWARD_RESIDENT_WORDS = 8192
+BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
-BACKWARD_SPLIT_BLOCK = 1024
+BACKWARD_SPLIT_BLOCK = 512
 # The tile in which the groups' partial column sums are added.
 SUM_GROUPS, SUM_BLOCK = 512, 16
 # Of rows that are split among programs there are fewer groups.
@@ -225,6 +226,7 @@ class _Call:
         self.n_columns = x.shape[-1]
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, alpha, weight, bias)
+        self.itemsize = _itemsize(self.compute, x)
         self.is_differentiated = _is_differentiated(x, alpha, weight, bias)
         self.forward = _plan_forward(self, x)
         self.backward: dict[object, Launches] = {}
@@ -345,7 +347,7 @@ def _plan_backward(
 ) -> Launches:
     """The launches for tensors like these and the gradients that are asked for."""
     n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
-    plan = backward_plan(n_columns, compute)
+    plan = backward_plan(n_columns, compute, call.itemsize)
     n_sums = sum([needs[1], needs[2], needs[3]])
     n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
     stages = _stages(plan, x.itemsize + dy.itemsize, device)
@@ -433,7 +435,6 @@ FORWARD_TILES = {
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 16),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -444,6 +445,7 @@ BACKWARD_TILES = {
     1024: (1, 2, 3, 4),
     2048: (1, 4, 3, 3),
     4096: (1, 8, 3, 2),
+    8192: (1, 16, 3, 1),
 }
 
 
@@ -452,21 +454,19 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
-        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32))
         # In float64 numbers take two registers, and their functions many.
-        return Plan(
-            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
-        )
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 4)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
 
-def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
+def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     """A function of N and the dtypes alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    if words > BACKWARD_RESIDENT_WORDS:
-        return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 2, 3, 4)
+    element = itemsize if n_columns % 16 == 0 else 8
+    if words > min(BACKWARD_RESIDENT_WORDS, BACKWARD_WIDEST[element]):
+        return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 2, 3, 8)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps, stages, programs)
 
@@ -597,6 +597,13 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
+
+
+def _itemsize(compute: torch.dtype, *matrices: torch.Tensor | None) -> int:
+    """Bytes of the widest elements of the matrices; 8 where the arithmetic is in float64."""
+    if compute is torch.float64:
+        return 8
+    return max([2, *(matrix.itemsize for matrix in matrices if matrix is not None)])
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -33,9 +33,9 @@ MAX_ROWS = 2**30
 
 # The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
 FORWARD_RESIDENT_WORDS = 8192
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_STREAMING_BLOCK = 1024
 BACKWARD_RESIDENT_WORDS = 8192
-BACKWARD_STREAMING_BLOCK = 4096
+BACKWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(gelu_forward_resident, triton.JITFunction)
 
@@ -323,7 +323,7 @@ BACKWARD_TILES = {
     512: (1, 1),
     1024: (1, 2),
     2048: (1, 4),
-    4096: (1, 8),
+    4096: (1, 4),
     8192: (1, 8),
 }
 
@@ -334,7 +334,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 2)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

@@ -147,6 +147,83 @@ def groupnorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_places", "weight_width", "bias_width", "eps"])
+def groupnorm_forward_reload(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    mu_ptr,
+    rstd_ptr,
+    x_row_stride,
+    weight_row_stride,
+    bias_row_stride,
+    n_rows,
+    n_columns,
+    n_places,
+    weight_width,
+    bias_width,
+    eps: tl.float64,
+    COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """Whole rows, read 3 times: one (ROWS, BLOCK) tile a program."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    in_rows = row < n_rows
+    place_index = row % n_places
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    span = tl.arange(0, BLOCK // SPAN)[None, :] * SPAN
+    in_spans = span < n_columns
+    eps = tl.full((1, 1), eps, COMPUTE)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
+    ).to(COMPUTE)
+    # mu = mean(x)
+    mu = row_mean(x, n_columns)
+    if mu_ptr is not None:
+        tl.store(mu_ptr + row, mu, mask=in_rows)
+
+    # Read again: the cache has the row, and registers would be short.
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
+    mean_x_minus_mu_squared = row_mean(tl.where(in_columns, (x - mu) * (x - mu), 0.0), n_columns)
+    # rstd = rsqrt(mean((x - mu) ** 2) + eps)
+    rstd = tl.rsqrt(mean_x_minus_mu_squared + eps)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=in_rows)
+
+    x = tl.load(
+        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+    ).to(COMPUTE)
+    # y = (x - mu) * rstd * weight + bias
+    y = (x - mu) * rstd
+    if weight_ptr is not None:
+        weight = spread(
+            tl.load(
+                weight_ptr + place_index * weight_row_stride + shared_column(span, weight_width),
+                mask=in_spans,
+                other=1.0,
+            ).to(COMPUTE),
+            SPAN,
+        )
+        y = y * weight
+    if bias_ptr is not None:
+        bias = spread(
+            tl.load(
+                bias_ptr + place_index * bias_row_stride + shared_column(span, bias_width),
+                mask=in_spans,
+                other=0.0,
+            ).to(COMPUTE),
+            SPAN,
+        )
+        y = y + bias
+    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_places", "weight_width", "bias_width", "eps"])
 def groupnorm_forward_streaming(
     x_ptr,
     weight_ptr,

@@ -19,6 +19,7 @@ from .kernels import (
     groupnorm_backward_resident,
     groupnorm_backward_split_columns,
     groupnorm_backward_split_rows,
+    groupnorm_forward_reload,
     groupnorm_forward_resident,
     groupnorm_forward_streaming,
     groupnorm_sum_groups,
@@ -42,12 +43,14 @@ FEW_TILES = 4
 
 # The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
 # By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
+# RELOADED: the widths that are read again after each reduction, while the cache has the row.
 # WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
-FORWARD_STREAMING_BLOCK = 4096
+FORWARD_WHOLE_WORDS = 16384
+FORWARD_RELOADED = {2: (16384,), 4: (), 8: ()}
+FORWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
+FORWARD_STREAMING_BLOCK = 8192
 # Widths that have chunks of their own, in words -> chunk, warps.
-FORWARD_CHUNKS = {16384: (2048, 8), 131072: (4096, 8), 262144: (8192, 16)}
+FORWARD_CHUNKS = {32768: (4096, 8), 131072: (4096, 8)}
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
@@ -278,6 +281,7 @@ def _plan_forward(
     plan = forward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": groupnorm_forward_resident,
+        "reload": groupnorm_forward_reload,
         "streaming": groupnorm_forward_streaming,
     }[plan.schedule]
     main = Launch(
@@ -496,11 +500,12 @@ FORWARD_TILES = {
     64: (16, 2),
     128: (8, 2),
     256: (4, 2),
-    512: (1, 1),
+    512: (2, 1),
     1024: (1, 1),
-    2048: (1, 4),
+    2048: (1, 2),
     4096: (1, 4),
-    8192: (1, 16),
+    8192: (1, 8),
+    16384: (1, 8),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -520,12 +525,13 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+    if words > min(FORWARD_WHOLE_WORDS, FORWARD_WIDEST[element]):
         block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 16))
         # In float64 numbers take two registers, and their functions many.
         return Plan("streaming", 1, block * 16 // compute.itemsize**2, warps)
     rows, warps = FORWARD_TILES[max(words, 64)]
-    return Plan("resident", rows, block, warps)
+    schedule = "reload" if words in FORWARD_RELOADED[element] else "resident"
+    return Plan(schedule, rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:

@@ -46,7 +46,7 @@ FEW_TILES = 4
 # RELOADED: the widths that are read again after each reduction, while the cache has the row.
 # WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
 FORWARD_WHOLE_WORDS = 65536
-FORWARD_RELOADED = {2: (32768, 65536), 4: (), 8: ()}
+FORWARD_RELOADED = {2: (8192, 32768, 65536), 4: (), 8: (8192,)}
 FORWARD_WIDEST = {2: 65536, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_RESIDENT_WORDS = 8192
@@ -446,7 +446,7 @@ FORWARD_TILES = {
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
+    8192: (1, 8),
     16384: (1, 16),
     32768: (1, 8),
     65536: (1, 32),

@@ -34,10 +34,12 @@ MAX_ROWS = 2**30
 MAX_FLOAT = sys.float_info.max
 
 # The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_STREAMING_BLOCK = 8192
-BACKWARD_RESIDENT_WORDS = 8192
-BACKWARD_STREAMING_BLOCK = 8192
+FORWARD_RESIDENT_WORDS = 4096
+FORWARD_STREAMING_BLOCK = 4096
+# Widths that have chunks of their own, in words -> chunk, warps.
+FORWARD_CHUNKS = {8192: (2048, 4), 131072: (8192, 32), 262144: (8192, 32)}
+BACKWARD_RESIDENT_WORDS = 2048
+BACKWARD_STREAMING_BLOCK = 1024
 
 INTERPRETED = not isinstance(jsd_forward_resident, triton.JITFunction)
 
@@ -342,7 +344,6 @@ FORWARD_TILES = {
     1024: (1, 1),
     2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 16),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
@@ -352,8 +353,6 @@ BACKWARD_TILES = {
     512: (1, 1),
     1024: (1, 2),
     2048: (1, 4),
-    4096: (1, 4),
-    8192: (1, 8),
 }
 
 
@@ -362,12 +361,10 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 16))
         # In float64 numbers take two registers, and their functions many.
         return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
+            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
@@ -379,7 +376,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 2)
     rows, warps = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

@@ -47,7 +47,7 @@ FEW_TILES = 4
 # RELOADED: the widths that are read again after each reduction, while the cache has the row.
 # WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
 FORWARD_WHOLE_WORDS = 65536
-FORWARD_RELOADED = {2: (16384, 32768, 65536), 4: (), 8: ()}
+FORWARD_RELOADED = {2: (32768, 65536), 4: (), 8: ()}
 FORWARD_WIDEST = {2: 65536, 4: 32768, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
 BACKWARD_WHOLE_WORDS = 16384
@@ -457,8 +457,8 @@ FORWARD_TILES = {
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
-    16384: (1, 16),
-    32768: (1, 32),
+    16384: (1, 8),
+    32768: (1, 16),
     65536: (1, 32),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.

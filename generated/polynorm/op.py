@@ -19,7 +19,6 @@ from .kernels import (
     polynorm_backward_resident,
     polynorm_backward_split_columns,
     polynorm_backward_split_rows,
-    polynorm_forward_reload,
     polynorm_forward_resident,
     polynorm_forward_streaming,
     polynorm_sum_groups,
@@ -42,13 +41,10 @@ SCRATCH_BYTES = 64 * 2**20
 FEW_TILES = 4
 
 # The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
-# By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
-# RELOADED: the widths that are read again after each reduction, while the cache has the row.
-FORWARD_WHOLE_WORDS = 8192
-FORWARD_RELOADED = {2: (8192,), 4: (), 8: (8192,)}
+FORWARD_RESIDENT_WORDS = 4096
 FORWARD_STREAMING_BLOCK = 4096
 # Widths that have chunks of their own, in words -> chunk, warps.
-FORWARD_CHUNKS = {65536: (8192, 16), 131072: (8192, 32), 262144: (16384, 32)}
+FORWARD_CHUNKS = {8192: (1024, 4), 65536: (8192, 16), 131072: (8192, 32), 262144: (16384, 32)}
 BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
@@ -306,10 +302,9 @@ def _plan_forward(
 ) -> Launches:
     """The launch for tensors like these."""
     n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
-    plan = forward_plan(n_columns, compute, call.itemsize)
+    plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": polynorm_forward_resident,
-        "reload": polynorm_forward_reload,
         "streaming": polynorm_forward_streaming,
     }[plan.schedule]
     main = Launch(
@@ -590,11 +585,10 @@ FORWARD_TILES = {
     64: (16, 2),
     128: (8, 2),
     256: (4, 2),
-    512: (2, 1),
+    512: (1, 1),
     1024: (1, 2),
     2048: (1, 4),
     4096: (1, 8),
-    8192: (1, 4),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -608,20 +602,18 @@ BACKWARD_TILES = {
 }
 
 
-def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
+def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtypes alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    element = itemsize if n_columns % 16 == 0 else 8
-    if words > FORWARD_WHOLE_WORDS:
+    if words > FORWARD_RESIDENT_WORDS:
         block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 16))
         # In float64 numbers take two registers, and their functions many.
         return Plan(
             "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "reload" if words in FORWARD_RELOADED[element] else "resident"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:

@@ -34,9 +34,11 @@ MAX_FLOAT = sys.float_info.max
 # The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
 # By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
 # WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
-FORWARD_RESIDENT_WORDS = 32768
-FORWARD_WIDEST = {2: 32768, 4: 32768, 8: 8192}
+FORWARD_RESIDENT_WORDS = 16384
+FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
+# Widths that have chunks of their own, in words -> chunk, warps.
+FORWARD_CHUNKS = {32768: (4096, 16)}
 
 INTERPRETED = not isinstance(rmsnorm_fp8_forward_resident, triton.JITFunction)
 
@@ -212,7 +214,6 @@ FORWARD_TILES = {
     4096: (1, 4),
     8192: (1, 8),
     16384: (1, 16),
-    32768: (1, 16),
 }
 
 
@@ -222,12 +223,10 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32))
         # In float64 numbers take two registers, and their functions many.
         return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
+            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)

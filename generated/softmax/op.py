@@ -41,7 +41,7 @@ FORWARD_RELOADED = {2: (16384, 32768), 4: (), 8: ()}
 FORWARD_WIDEST = {2: 32768, 4: 32768, 8: 8192}
 FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_WHOLE_WORDS = 65536
-BACKWARD_RELOADED = {2: (16384, 32768, 65536), 4: (), 8: ()}
+BACKWARD_RELOADED = {2: (16384, 65536), 4: (), 8: ()}
 BACKWARD_WIDEST = {2: 65536, 4: 16384, 8: 8192}
 BACKWARD_STREAMING_BLOCK = 16384
 
@@ -317,7 +317,7 @@ FORWARD_TILES = {
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
-    16384: (1, 16),
+    16384: (1, 8),
     32768: (1, 32),
 }
 # Width in words -> rows a tile, warps.
@@ -331,7 +331,7 @@ BACKWARD_TILES = {
     4096: (1, 8),
     8192: (1, 16),
     16384: (1, 32),
-    32768: (1, 32),
+    32768: (1, 16),
     65536: (1, 32),
 }
 

@@ -36,8 +36,8 @@ MAX_ROWS = 2**30
 # WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
 FORWARD_RESIDENT_WORDS = 8192
 FORWARD_STREAMING_BLOCK = 16384
-BACKWARD_RESIDENT_WORDS = 8192
-BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
+BACKWARD_RESIDENT_WORDS = 16384
+BACKWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 8192
 
 INTERPRETED = not isinstance(swiglu_forward_resident, triton.JITFunction)
@@ -340,6 +340,7 @@ BACKWARD_TILES = {
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
+    16384: (1, 32),
 }
 
 

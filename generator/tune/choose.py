@@ -83,12 +83,12 @@ class _Choosing:
         return Choice(self._tiles(best, plans), tuple(self._verdicts(plans)))
 
     def _shared_chunks(self) -> set[Candidate]:
-        """The chunks that may be the direction's; among them that of the rule."""
-        chunks = {chunk_plan(self.direction.tiles, self.direction.is_split)}
-        if any(plan.is_long for found in self.times.values() for plan in found):
-            chunks = {plan for found in self.times.values() for plan in found if plan.is_long}
-            chunks.add(chunk_plan(self.direction.rule, self.direction.is_split))
-        return chunks
+        """The chunks that may be the direction's; widths that were not measured keep theirs."""
+        now = chunk_plan(self.direction.tiles, self.direction.is_split)
+        chunks = {plan for found in self.times.values() for plan in found if plan.is_long}
+        if not chunks or any(self.now[w] == now for w in TUNED_WIDTHS if w not in self.times):
+            return {now}
+        return chunks | {chunk_plan(self.direction.rule, self.direction.is_split)}
 
     def _shapes(self, chunks: set[Candidate], has_own: bool) -> Iterator[_Shape]:
         """Every boundary with every chunk."""
