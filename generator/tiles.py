@@ -87,7 +87,8 @@ THREAD_REGISTERS = 64
 """Of a thread's registers, so many hold rows without harm to what is worked out of them."""
 
 WIDE_WORDS = 8192
-"""Rows so wide always fit where elements have 4 bytes, and no wider ones where they have 8."""
+"""Rows so wide fit where elements have 4 bytes, unless three column sums stand beside them, and no
+wider ones where elements have 8."""
 
 MOST_CHUNKS = 65535
 """As many programs the second axis of a grid can have."""
@@ -191,7 +192,7 @@ def limits(plan: OpSchedule, direction: str, tiles: Tiles) -> dict[int, int]:
     kernels, sums = _kernels_and_sums(plan, direction)
     widest = tiles.whole_words
     fitting = ROW_REGISTERS // max(1, len(_matrices_read(kernels[0])) + sums)
-    wide = max(WIDE_WORDS, 1 << fitting.bit_length() - 1)
+    wide = max(WIDE_WORDS // (2 if sums > 2 else 1), 1 << fitting.bit_length() - 1)
     return {2: widest, 4: min(widest, wide), 8: min(widest, wide // 2, WIDE_WORDS)}
 
 

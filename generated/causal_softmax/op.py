@@ -43,7 +43,7 @@ FORWARD_STREAMING_BLOCK = 16384
 # Widths that have chunks of their own, in words -> chunk, warps.
 FORWARD_CHUNKS = {32768: (4096, 8)}
 BACKWARD_WHOLE_WORDS = 65536
-BACKWARD_RELOADED = {2: (16384, 65536), 4: (), 8: ()}
+BACKWARD_RELOADED = {2: (16384, 32768, 65536), 4: (), 8: ()}
 BACKWARD_WIDEST = {2: 65536, 4: 16384, 8: 8192}
 BACKWARD_STREAMING_BLOCK = 16384
 
@@ -355,7 +355,7 @@ BACKWARD_TILES = {
     4096: (1, 8),
     8192: (1, 16),
     16384: (1, 32),
-    32768: (1, 16),
+    32768: (1, 32),
     65536: (1, 32),
 }
 
