@@ -30,7 +30,7 @@ BOUNDARIES: dict[str, dict[str, object]] = {
         "BACKWARD_RELOADED": _reloaded(64),
         "BACKWARD_STREAMING_BLOCK": 64,
         "BACKWARD_SPLIT_BLOCK": 64,
-        "BACKWARD_CHUNKS": {512: (32, 1, 4, 2, 2)},
+        "BACKWARD_CHUNKS": {512: (32, 2, 4, 2, 2)},
         "DOUBLE_BACKWARD_RESIDENT_WORDS": 16,
         "DOUBLE_BACKWARD_WHOLE_WORDS": 32,
         "DOUBLE_BACKWARD_RELOADED": _reloaded(32),
