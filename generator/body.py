@@ -24,8 +24,16 @@ from kgen.peel import Peeled, peel
 from kgen.schedule import Form, Kernel, Walk, served
 from kgen.spec import Element, Kind, Spec
 
-FIRST_OF_PROGRAM = "tl.program_id(1) * BLOCK"
+FIRST_COLUMN = {
+    Form.CHUNKS: "tl.program_id(0) % n_chunks * BLOCK",
+    Form.SPLIT_COLUMNS: "tl.program_id(1) * BLOCK",
+}
 """The first column of a program that has one tile of columns."""
+ROW_OF_PART = {
+    Kind.PER_BATCH: "(row.to(tl.int32) // n_places).to(tl.int64)",
+    Kind.PER_PLACE: "(row.to(tl.int32) % n_places).to(tl.int64)",
+}
+"""The matrix that a row is of, and its place there, by a division in 32 bits: it is far shorter."""
 _COMMENT = 88
 _STRIDED = (Role.INPUT, Role.UPSTREAM)
 
@@ -59,8 +67,7 @@ def kernel_body(spec: Spec, kernel: Kernel, several: bool) -> Body:
     writer = _Writer(
         spec, kernel.program, emitter, padding, several, kernel.may_lack, kernel.partition
     )
-    if kernel.has_column_axis:
-        emitter.first_column = FIRST_OF_PROGRAM
+    emitter.first_column = FIRST_COLUMN.get(kernel.form, emitter.first_column)
     if kernel.form in (Form.TILE, Form.CHUNKS):
         return _tile(writer, emitter)
     if kernel.form is Form.RELOAD:
@@ -356,9 +363,7 @@ class _Writer:
         row = {Kind.PER_BATCH: "batch_index", Kind.PER_PLACE: "place_index"}[sharing.kind]
         if sharing.kind is self.partition and variable.type.kind is Kind.MATRIX:
             # There the name stands for one number, and a matrix needs one for each row.
-            row = {Kind.PER_BATCH: "(row // n_places)", Kind.PER_PLACE: "(row % n_places)"}[
-                sharing.kind
-            ]
+            row = ROW_OF_PART[sharing.kind]
         return f"{name}_ptr + {row} * {name}_row_stride + {column}"
 
     @staticmethod

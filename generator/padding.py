@@ -33,6 +33,8 @@ class Padding:
             lane = _evaluate(operand, _row_lanes(self.program, self.loads))
         else:
             lane = self._past_columns(operand)
+            if op == "max" and lane == 0.0 and _is_never_negative(operand):
+                return True
         return lane == NEUTRAL[op]
 
     def _past_columns(self, term: Term) -> Lane:
@@ -131,6 +133,10 @@ def _evaluate(term: Term, lanes: Mapping[str, Lane], statistic: Lane | None = No
     if all(isinstance(argument, float) for argument in arguments):
         return _known(term.op, [a for a in arguments if isinstance(a, float)])
     return _partly_known(term.op, arguments)
+
+
+def _is_never_negative(term: Term) -> bool:
+    return isinstance(term, Op) and term.op in ("abs", "exp", "sigmoid")
 
 
 def _may_be_zero_alone(divisor: Term, lane: Lane) -> bool:

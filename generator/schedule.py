@@ -89,11 +89,6 @@ class Kernel:
         """Whether a tile spans whole rows."""
         return self.form not in (Form.STREAMING, Form.CHUNKS, Form.SPLIT_COLUMNS)
 
-    @property
-    def has_column_axis(self) -> bool:
-        """Whether a program takes one tile of columns, by the second axis of the grid."""
-        return self.form in (Form.CHUNKS, Form.SPLIT_COLUMNS)
-
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -338,11 +333,12 @@ def _is_heavy(term: Term) -> bool:
 def streaming(name: str, program: Program) -> Kernel:
     """The kernel that takes rows in chunks: as few walks as the reductions' order allows.
 
-    Where it makes no value of a row, nothing ties a row's chunks together: each has a program.
+    Where it reduces no row, and gives no value of one, nothing ties a row's chunks together: each
+    has a program.
     """
     program = hoist_rows(hoist(program))
-    made = [*(d.type.kind for d in program.definitions), *(r.kind for r in program.results)]
-    if Kind.PER_ROW not in made:
+    is_reduced = any(is_reduction(part) for d in program.definitions for part in walk(d.term))
+    if not is_reduced and all(r.kind is not Kind.PER_ROW for r in program.results):
         return Kernel(name, Form.CHUNKS, program)
     merging = find_merges(program)
     before = _row_values(program, known_after(program, merging.beside), 0)

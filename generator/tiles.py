@@ -20,7 +20,6 @@ from kgen.spec import (
     TUNED_WIDTHS,
     Element,
     Kind,
-    Spec,
     TunedTile,
     Tuning,
 )
@@ -89,9 +88,6 @@ THREAD_REGISTERS = 64
 WIDE_WORDS = 8192
 """Rows so wide fit where elements have 4 bytes, unless three column sums stand beside them, and no
 wider ones where elements have 8."""
-
-MOST_CHUNKS = 65535
-"""As many programs the second axis of a grid can have."""
 
 FEW_TILES = 4
 """So few tiles of rows are one group: to walk them takes less time than to launch a kernel that
@@ -177,7 +173,7 @@ def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
     for tuning in spec.tuning:
         name = tuning.direction
         kernels, sums = _kernels_and_sums(plan, name)
-        rule[name] = _Retiling(spec, tuning, rule[name], kernels, bool(sums), problems).tiles()
+        rule[name] = _Retiling(tuning, rule[name], kernels, bool(sums), problems).tiles()
     problems.raise_if_any()
     return rule
 
@@ -192,8 +188,9 @@ def limits(plan: OpSchedule, direction: str, tiles: Tiles) -> dict[int, int]:
     kernels, sums = _kernels_and_sums(plan, direction)
     widest = tiles.whole_words
     fitting = ROW_REGISTERS // max(1, len(_matrices_read(kernels[0])) + sums)
-    wide = max(WIDE_WORDS // (2 if sums > 2 else 1), 1 << fitting.bit_length() - 1)
-    return {2: widest, 4: min(widest, wide), 8: min(widest, wide // 2, WIDE_WORDS)}
+    wide = max(WIDE_WORDS, 1 << fitting.bit_length() - 1)
+    single = wide // 2 if sums > 2 else wide
+    return {2: widest, 4: min(widest, single), 8: min(widest, wide // 2, WIDE_WORDS)}
 
 
 def rereads(plan: OpSchedule, direction: str, tiles: Tiles) -> dict[int, tuple[int, ...]]:
@@ -254,14 +251,13 @@ class _Retiling:
 
     def __init__(
         self,
-        spec: Spec,
         tuning: Tuning,
         rule: Tiles,
         kernels: tuple[Kernel, ...],
         has_sums: bool,
         problems: Problems,
     ) -> None:
-        self.spec, self.tuning, self.rule, self.kernels = spec, tuning, rule, kernels
+        self.tuning, self.rule, self.kernels = tuning, rule, kernels
         self.has_sums, self.problems = has_sums, problems
 
     def tiles(self) -> Tiles:
@@ -302,7 +298,6 @@ class _Retiling:
         if not any(kernel.form in (Form.STREAMING, Form.CHUNKS) for kernel in self.kernels):
             message = f"no kernel of {self.tuning.direction} walks rows in chunks"
             self.problems.add(f"{message}: remove 'streaming'", tuned.at)
-        self._check_count(tuned)
         return replace(
             tile, words=tuned.value("block", tile.words), warps=tuned.value("warps", tile.warps)
         )
@@ -323,25 +318,11 @@ class _Retiling:
         found = []
         for words, tuned in self.tuning.widths:
             if tuned.schedule in LONG_SCHEDULES and tuned.values:
-                self._check_count(tuned)
                 chunk = self._retiled(
                     replace(usual, words=tuned.value("block", usual.words)), tuned
                 )
                 found += [(words, chunk)] * (chunk != usual)
         return tuple(found)
-
-    def _check_count(self, tuned: TunedTile) -> None:
-        """Where each chunk of a row has a program, there are not more than a grid takes."""
-        longest, quarters = self.spec.limits.max_columns, 1
-        if "float64" in self.spec.dtypes:
-            quarters = 4  # as the plan has it: numbers take two registers
-        for block in tuned.values:
-            count = -(-longest * quarters // block.value)
-            is_chunk = block.name == "block" and any(k.form is Form.CHUNKS for k in self.kernels)
-            if is_chunk and count > MOST_CHUNKS:
-                message = f"rows of {longest} columns have up to {count} chunks of {block.value}"
-                advice = f"at most {MOST_CHUNKS} are taken: write a larger block"
-                self.problems.add(f"{message} words, and {advice}", block.at)
 
     def _tile(self, words: int, rank: int) -> Tile | None:
         tuned = dict(self.tuning.widths).get(words)

@@ -121,7 +121,7 @@ class _Reader:
             if tile.schedule is None:
                 continue
             if tile.schedule in LONG_SCHEDULES:
-                before = before or (width, tile)
+                before = width, tile
             elif before is not None:
                 message = f"rows of {before[0]} words are {before[1].schedule}, so wider ones are"
                 rest = words(LONG_SCHEDULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from kgen.body import FIRST_OF_PROGRAM, Body, kernel_body
+from kgen.body import FIRST_COLUMN, ROW_OF_PART, Body, kernel_body
 from kgen.emit import helper_sources
 from kgen.ir import Program, Role, Variable, seeds_in
 from kgen.merging import MergeKind
@@ -41,6 +41,7 @@ class KernelView:
     summary: str
     unspecialized: str
     parameters: str
+    has_chunks: bool
     first_column: str
     rows: RowsView
     body: Body
@@ -128,7 +129,8 @@ def _kernel_view(spec: Spec, kernel: Kernel, several: bool) -> KernelView:
         summary=_summary(kernel),
         unspecialized=f"[{unspecialized}]",
         parameters="\n".join(f"{p}," for p in _parameters(kernel)),
-        first_column=f"{FIRST_OF_PROGRAM} + " if kernel.has_column_axis else "",
+        has_chunks=kernel.form is Form.CHUNKS,
+        first_column=f"{first} + " if (first := FIRST_COLUMN.get(kernel.form)) else "",
         rows=_rows(kernel),
         body=kernel_body(spec, kernel, several),
     )
@@ -139,9 +141,9 @@ def _rows(kernel: Kernel) -> RowsView:
     used = {v.sharing.kind for v in kernel.program.variables if v.sharing is not None}
     names = []
     if Kind.PER_BATCH in used:
-        names.append("batch_index = row // n_places")
+        names.append(f"batch_index = {ROW_OF_PART[Kind.PER_BATCH]}")
     if Kind.PER_PLACE in used:
-        names.append("place_index = row % n_places")
+        names.append(f"place_index = {ROW_OF_PART[Kind.PER_PLACE]}")
     if not kernel.is_grouped:
         return RowsView("", "", "\n".join(names))
     lanes = "start + tl.arange(0, ROWS)[:, None].to(tl.int64)"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.ir import Result, Role, Variable
-from kgen.schedule import Kernel, OpSchedule, Pass
+from kgen.schedule import Form, Kernel, OpSchedule, Pass
 from kgen.spec import Element, Input, Kind, Spec, gradient_name, second_gradient_name
 from kgen.tiles import Tile, Tiles, limits, rereads
 from kgen.view import extents, pointers, shares_columns, strided
@@ -295,8 +295,8 @@ def kernel_choice(prefix: str, tiles: Tiles, is_streamed: bool) -> str:
 def grid(kernels: Sequence[Kernel]) -> str:
     """The programs of a direction that sums nothing over rows; a whole row is one tile."""
     tiles = ["triton.cdiv(n_rows, plan.rows)"]
-    tiles += ["triton.cdiv(n_columns, plan.block)"] * any(k.has_column_axis for k in kernels)
-    return tuple_of(tiles) if len(tiles) == 1 else f"({join(tiles)})"
+    tiles += ["triton.cdiv(n_columns, plan.block)"] * any(k.form is Form.CHUNKS for k in kernels)
+    return tuple_of([" * ".join(tiles)])
 
 
 class _PassWriter:

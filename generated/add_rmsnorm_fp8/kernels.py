@@ -73,13 +73,7 @@ def add_rmsnorm_fp8_forward_resident(
         g = g * weight
 
     # scale = maximum(max(abs(g)) * rstd, 1.0e-12) / 448
-    scale = (
-        nan_maximum(
-            row_max(tl.where(in_columns, tl.abs(g), float("-inf"))) * rstd,
-            tl.full((1, 1), 1e-12, COMPUTE),
-        )
-        / 448
-    )
+    scale = nan_maximum(row_max(tl.abs(g)) * rstd, tl.full((1, 1), 1e-12, COMPUTE)) / 448
     tl.store(scale_ptr + row, scale, mask=in_rows)
 
     q = g * rstd / scale
@@ -133,9 +127,7 @@ def add_rmsnorm_fp8_forward_streaming(
             g = g * weight
 
         mean_h_squared_lanes += h * h
-        max_abs_g_lanes = nan_maximum(
-            max_abs_g_lanes, tl.where(in_columns, tl.abs(g), float("-inf"))
-        )
+        max_abs_g_lanes = nan_maximum(max_abs_g_lanes, tl.abs(g))
     mean_h_squared = row_mean(mean_h_squared_lanes, n_columns)
     max_abs_g = row_max(max_abs_g_lanes)
     # rstd = rsqrt(mean(h * h) + eps)

@@ -324,13 +324,19 @@ def cross_entropy_backward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
+    # The chunks of a row have programs next to each other.
+    n_chunks = tl.cdiv(n_columns, BLOCK)
+    row = (tl.program_id(0) // n_chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) % n_chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
     label_smoothing = tl.full((1, 1), label_smoothing, COMPUTE)
     z_loss = tl.full((1, 1), z_loss, COMPUTE)
     softcap = tl.full((1, 1), softcap, COMPUTE)
 
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
     target = tl.load(target_ptr + row * target_row_stride, mask=in_rows, other=0)
     m = tl.load(m_ptr + row, mask=in_rows, other=0.0)
     others = tl.load(others_ptr + row, mask=in_rows, other=0.0)
@@ -342,26 +348,21 @@ def cross_entropy_backward_streaming(
         dloss = tl.full((ROWS, 1), 0.0, COMPUTE)
     if dlse_ptr is not None:
         dlse = tl.load(dlse_ptr + row * dlse_row_stride, mask=in_rows, other=0.0).to(COMPUTE)
+    # z = softcap * tanh(x / softcap) if capped else x
+    z = softcap * tanh(x / softcap) if CAPPED else x
     r = 1 / s
+    p = exp(z - m) * r
     # g = where(target == ignore_index, 0, dloss)
     g = tl.where(target == ignore_index, 0, dloss)
     slope_row = label_smoothing - others * r
+    # slope = where(column == target, label_smoothing - others * r, p) - label_smoothing / N
+    slope = tl.where(column == column_place(target), slope_row, p) - label_smoothing / n_columns
     # from_lse = 2 * z_loss * g * lse + dlse
     from_lse = 2 * z_loss * g * lse
     if dlse_ptr is not None:
         from_lse = from_lse + dlse
 
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        # z = softcap * tanh(x / softcap) if capped else x
-        z = softcap * tanh(x / softcap) if CAPPED else x
-        p = exp(z - m) * r
-        # slope = where(column == target, label_smoothing - others * r, p) - label_smoothing / N
-        slope = tl.where(column == column_place(target), slope_row, p) - label_smoothing / n_columns
-        dz = g * slope + from_lse * p
-        # dx = dz * (1 - (z / softcap) ** 2) if capped else dz
-        dx = dz * (1 - (z / softcap) * (z / softcap)) if CAPPED else dz
-        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+    dz = g * slope + from_lse * p
+    # dx = dz * (1 - (z / softcap) ** 2) if capped else dz
+    dx = dz * (1 - (z / softcap) * (z / softcap)) if CAPPED else dz
+    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)

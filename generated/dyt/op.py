@@ -42,7 +42,7 @@ FEW_TILES = 4
 FORWARD_RESIDENT_WORDS = 4096
 FORWARD_STREAMING_BLOCK = 2048
 BACKWARD_RESIDENT_WORDS = 8192
-BACKWARD_WIDEST = {2: 8192, 4: 4096, 8: 2048}
+BACKWARD_WIDEST = {2: 8192, 4: 4096, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 512
 # The tile in which the groups' partial column sums are added.
@@ -262,7 +262,7 @@ def _plan_forward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
+        (triton.cdiv(n_rows, plan.rows) * triton.cdiv(n_columns, plan.block),),
         call.device,
         _row_stride(x),
         n_rows,

@@ -231,7 +231,7 @@ def _plan_forward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
+        (triton.cdiv(n_rows, plan.rows) * triton.cdiv(n_columns, plan.block),),
         call.device,
         _row_stride(gate),
         _row_stride(up),
@@ -294,7 +294,7 @@ def _plan_backward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
+        (triton.cdiv(n_rows, plan.rows) * triton.cdiv(n_columns, plan.block),),
         device,
         _row_stride(gate),
         _row_stride(up),

@@ -216,7 +216,7 @@ def _plan_forward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
+        (triton.cdiv(n_rows, plan.rows) * triton.cdiv(n_columns, plan.block),),
         call.device,
         _row_stride(x),
         n_rows,
@@ -273,7 +273,7 @@ def _plan_backward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
+        (triton.cdiv(n_rows, plan.rows) * triton.cdiv(n_columns, plan.block),),
         device,
         _row_stride(x),
         _row_stride(dy),

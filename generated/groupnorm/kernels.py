@@ -103,7 +103,7 @@ def groupnorm_forward_resident(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-    place_index = row % n_places
+    place_index = (row.to(tl.int32) % n_places).to(tl.int64)
     in_columns = column < n_columns
     mask = in_rows & in_columns
     span = tl.arange(0, BLOCK // SPAN)[None, :] * SPAN
@@ -172,7 +172,7 @@ def groupnorm_forward_reload(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-    place_index = row % n_places
+    place_index = (row.to(tl.int32) % n_places).to(tl.int64)
     in_columns = column < n_columns
     mask = in_rows & in_columns
     span = tl.arange(0, BLOCK // SPAN)[None, :] * SPAN
@@ -248,7 +248,7 @@ def groupnorm_forward_streaming(
     """Rows in chunks of BLOCK columns, walked twice, mean and variance together."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    place_index = row % n_places
+    place_index = (row.to(tl.int32) % n_places).to(tl.int64)
     eps = tl.full((1, 1), eps, COMPUTE)
 
     # Sums about a mean of the row's own lose no digits to cancellation.
@@ -421,7 +421,7 @@ def groupnorm_backward_split_rows(
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    place_index = row % n_places
+    place_index = (row.to(tl.int32) % n_places).to(tl.int64)
     mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)
     rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
 

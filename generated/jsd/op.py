@@ -304,7 +304,7 @@ def _plan_backward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
+        (triton.cdiv(n_rows, plan.rows) * triton.cdiv(n_columns, plan.block),),
         device,
         _row_stride(x),
         _row_stride(target),

@@ -131,21 +131,21 @@ def kl_div_backward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
+    # The chunks of a row have programs next to each other.
+    n_chunks = tl.cdiv(n_columns, BLOCK)
+    row = (tl.program_id(0) // n_chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) % n_chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    target = tl.load(target_ptr + row * target_row_stride + column, mask=mask, other=0.0).to(
+        COMPUTE
+    )
     dloss = tl.load(dloss_ptr + row * dloss_row_stride, mask=in_rows, other=0.0).to(COMPUTE)
+    # t = exp(target) if log_target else target
+    t = exp(target) if LOG_TARGET else target
     neg_dloss = -dloss
-
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        target = tl.load(target_ptr + row * target_row_stride + column, mask=mask, other=0.0).to(
-            COMPUTE
-        )
-        # t = exp(target) if log_target else target
-        t = exp(target) if LOG_TARGET else target
-        # dx = -dloss * where(t <= 0, 0, t)
-        dx = neg_dloss * tl.where(t <= 0, 0, t)
-        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+    # dx = -dloss * where(t <= 0, 0, t)
+    dx = neg_dloss * tl.where(t <= 0, 0, t)
+    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)

@@ -293,7 +293,7 @@ def _plan_backward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows),),
+        (triton.cdiv(n_rows, plan.rows) * triton.cdiv(n_columns, plan.block),),
         device,
         _row_stride(target),
         _row_stride(dloss, has_columns=False),

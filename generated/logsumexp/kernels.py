@@ -163,21 +163,21 @@ def logsumexp_backward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns, walked once."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
+    # The chunks of a row have programs next to each other.
+    n_chunks = tl.cdiv(n_columns, BLOCK)
+    row = (tl.program_id(0) // n_chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) % n_chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
+    in_columns = column < n_columns
+    mask = in_rows & in_columns
+    x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
     m = tl.load(m_ptr + row, mask=in_rows, other=0.0)
     s = tl.load(s_ptr + row, mask=in_rows, other=0.0)
     lse = tl.load(lse_ptr + row, mask=in_rows, other=0.0).to(COMPUTE)
     dlse = tl.load(dlse_ptr + row * dlse_row_stride, mask=in_rows, other=0.0).to(COMPUTE)
     where_equal_lse_lse_m = tl.where(lse == float("inf"), lse, m)
     dlse_over_s = dlse / s
-
-    for start in tl.range(0, n_columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)[None, :]
-        in_columns = column < n_columns
-        mask = in_rows & in_columns
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(COMPUTE)
-        # dx = exp(x - where(lse == inf, lse, m)) * (dlse / s)
-        dx = exp(x - where_equal_lse_lse_m) * dlse_over_s
-        tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)
+    # dx = exp(x - where(lse == inf, lse, m)) * (dlse / s)
+    dx = exp(x - where_equal_lse_lse_m) * dlse_over_s
+    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask)

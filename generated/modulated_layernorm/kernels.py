@@ -87,7 +87,7 @@ def modulated_layernorm_forward_resident(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-    batch_index = row // n_places
+    batch_index = (row.to(tl.int32) // n_places).to(tl.int64)
     in_columns = column < n_columns
     mask = in_rows & in_columns
     eps = tl.full((1, 1), eps, COMPUTE)
@@ -141,7 +141,7 @@ def modulated_layernorm_forward_reload(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-    batch_index = row // n_places
+    batch_index = (row.to(tl.int32) // n_places).to(tl.int64)
     in_columns = column < n_columns
     mask = in_rows & in_columns
     eps = tl.full((1, 1), eps, COMPUTE)
@@ -202,7 +202,7 @@ def modulated_layernorm_forward_streaming(
     """Rows in chunks of BLOCK columns, walked twice, mean and variance together."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    batch_index = row // n_places
+    batch_index = (row.to(tl.int32) // n_places).to(tl.int64)
     eps = tl.full((1, 1), eps, COMPUTE)
 
     # Sums about a mean of the row's own lose no digits to cancellation.
@@ -349,7 +349,7 @@ def modulated_layernorm_backward_split_rows(
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    batch_index = row // n_places
+    batch_index = (row.to(tl.int32) // n_places).to(tl.int64)
     mu = tl.load(mu_ptr + row, mask=in_rows, other=0.0)
     rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
 

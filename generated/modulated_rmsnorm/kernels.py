@@ -68,7 +68,7 @@ def modulated_rmsnorm_forward_resident(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
-    batch_index = row // n_places
+    batch_index = (row.to(tl.int32) // n_places).to(tl.int64)
     in_columns = column < n_columns
     mask = in_rows & in_columns
     eps = tl.full((1, 1), eps, COMPUTE)
@@ -115,7 +115,7 @@ def modulated_rmsnorm_forward_streaming(
     """Rows in chunks of BLOCK columns, walked twice."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    batch_index = row // n_places
+    batch_index = (row.to(tl.int32) // n_places).to(tl.int64)
     eps = tl.full((1, 1), eps, COMPUTE)
 
     mean_x_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
@@ -244,7 +244,7 @@ def modulated_rmsnorm_backward_split_rows(
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     in_rows = row < n_rows
-    batch_index = row // n_places
+    batch_index = (row.to(tl.int32) // n_places).to(tl.int64)
     rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
 
     mean_g_xhat_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)

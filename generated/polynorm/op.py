@@ -41,14 +41,11 @@ SCRATCH_BYTES = 64 * 2**20
 FEW_TILES = 4
 
 # The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
-# By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
-# WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
 FORWARD_RESIDENT_WORDS = 4096
 FORWARD_STREAMING_BLOCK = 4096
 # Widths that have chunks of their own, in words -> chunk, warps.
 FORWARD_CHUNKS = {8192: (1024, 4), 65536: (8192, 16), 131072: (8192, 32), 262144: (16384, 32)}
 BACKWARD_RESIDENT_WORDS = 4096
-BACKWARD_WIDEST = {2: 4096, 4: 4096, 8: 2048}
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
 # The tile in which the groups' partial column sums are added.
@@ -492,7 +489,7 @@ def _plan_backward(
 ) -> Launches:
     """The launches for tensors like these and the gradients that are asked for."""
     n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
-    plan = backward_plan(n_columns, compute, call.itemsize)
+    plan = backward_plan(n_columns, compute)
     n_sums = sum([needs[1], needs[2], needs[3], needs[4]])
     n_groups = _n_groups(plan, n_rows, n_columns, n_sums * compute.itemsize, device)
     stages = _stages(plan, x.itemsize + dy.itemsize, device)
@@ -619,12 +616,11 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     return Plan("resident", rows, block, warps)
 
 
-def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
+def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtypes alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(BACKWARD_RESIDENT_WORDS, BACKWARD_WIDEST[element]):
+    if words > BACKWARD_RESIDENT_WORDS:
         return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 4, 4, 2)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps, stages, programs)

@@ -74,13 +74,7 @@ def rmsnorm_int8_forward_resident(
         h = h * weight
 
     # scale = maximum(max(abs(h)) * rstd, 1.0e-12) / 127
-    scale = (
-        nan_maximum(
-            row_max(tl.where(in_columns, tl.abs(h), float("-inf"))) * rstd,
-            tl.full((1, 1), 1e-12, COMPUTE),
-        )
-        / 127
-    )
+    scale = nan_maximum(row_max(tl.abs(h)) * rstd, tl.full((1, 1), 1e-12, COMPUTE)) / 127
     tl.store(scale_ptr + row, scale, mask=in_rows)
 
     # q = where(scale < inf, round(h * (rstd / scale)), 0)
@@ -123,9 +117,7 @@ def rmsnorm_int8_forward_streaming(
             h = h * weight
 
         mean_x_squared_lanes += x * x
-        max_abs_h_lanes = nan_maximum(
-            max_abs_h_lanes, tl.where(in_columns, tl.abs(h), float("-inf"))
-        )
+        max_abs_h_lanes = nan_maximum(max_abs_h_lanes, tl.abs(h))
     mean_x_squared = row_mean(mean_x_squared_lanes, n_columns)
     max_abs_h = row_max(max_abs_h_lanes)
     # rstd = rsqrt(mean(x * x) + eps)

@@ -60,8 +60,10 @@ def swiglu_forward_streaming(
     BLOCK: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    # The chunks of a row have programs next to each other.
+    n_chunks = tl.cdiv(n_columns, BLOCK)
+    row = (tl.program_id(0) // n_chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) % n_chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
     in_columns = column < n_columns
     mask = in_rows & in_columns
@@ -125,8 +127,10 @@ def swiglu_backward_streaming(
     BLOCK: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    # The chunks of a row have programs next to each other.
+    n_chunks = tl.cdiv(n_columns, BLOCK)
+    row = (tl.program_id(0) // n_chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) % n_chunks * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < n_rows
     in_columns = column < n_columns
     mask = in_rows & in_columns

@@ -226,7 +226,7 @@ def _plan_forward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
+        (triton.cdiv(n_rows, plan.rows) * triton.cdiv(n_columns, plan.block),),
         call.device,
         _row_stride(gate),
         _row_stride(up),
@@ -288,7 +288,7 @@ def _plan_backward(
     }[plan.schedule]
     main = Launch(
         kernel,
-        (triton.cdiv(n_rows, plan.rows), triton.cdiv(n_columns, plan.block)),
+        (triton.cdiv(n_rows, plan.rows) * triton.cdiv(n_columns, plan.block),),
         device,
         _row_stride(gate),
         _row_stride(up),

@@ -121,6 +121,11 @@ def _grid_short(op: OpText) -> Iterator[Site]:
 def _wrong_axis(op: OpText) -> Iterator[Site]:
     other = {"0": "1", "1": "0"}
     for function in op.launched:
+        for node in function.expressions:
+            if isinstance(node, ast.BinOp) and ast.unparse(node.right) == "n_chunks":
+                turned = "%" if isinstance(node.op, ast.FloorDiv) else "//"
+                program = op.kernels.piece(node.left)
+                yield site(op.kernels, node, f"{program} {turned} n_chunks")
         counts = function.calls_of("tl.program_id")
         if len({ast.unparse(call.args[0]) for call in counts}) > 1:
             for call in counts:
