@@ -324,7 +324,7 @@ _GENERATED = """
     partials power problem round_half_even row_max row_mean row_min row_quotient row_sum save stages
     backward_plan clamp_int double_backward_plan forward_ctx forward_plan mark_dirty
     mark_non_differentiable must needs_input_grad save_for_backward saved_tensors
-    set_materialize_grads takes random_at random_tile rescale_exp_sum rescale_open_sum
+    set_materialize_grads takes random_at random_tile reciprocal rescale_exp_sum rescale_open_sum
     back batch_index last_start n_batches n_places n_splits part_index place_index split_index
     apply are_hooked call facts is_known is_same is_transformed key layout launches main needs
     all_sums column_place forward_ad itemsize part_sums planned remember shared_column sum_block

@@ -145,8 +145,8 @@ def test_gradients_of_the_same_values_are_one_tensor(
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "generated"))
     module = importlib.import_module("add_rmsnorm.op")
-    for words in (module.BACKWARD_RESIDENT_WORDS, 4):
-        monkeypatch.setattr(module, "BACKWARD_RESIDENT_WORDS", words)
+    for words in (module.BACKWARD_WHOLE_WORDS, 4):
+        monkeypatch.setattr(module, "BACKWARD_WHOLE_WORDS", words)
         monkeypatch.setattr(module, "_remembered", {})
         x = torch.randn(3, 9, device=device, requires_grad=True)
         residual = torch.randn(3, 9, device=device).to(dtype).requires_grad_()
