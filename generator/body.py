@@ -21,7 +21,7 @@ from kgen.ir import (
 from kgen.merging import Guard, Merge, MergeKind, Online, OnlineSum
 from kgen.padding import NEUTRAL, Padding, choose_padding
 from kgen.peel import Peeled, peel
-from kgen.schedule import Form, Kernel, Walk, served
+from kgen.schedule import KEPT_BLOCK, Form, Kernel, Walk, served
 from kgen.spec import Element, Kind, Spec
 
 FIRST_COLUMN = {
@@ -89,7 +89,7 @@ def _reload(writer: _Writer, kernel: Kernel) -> None:
         writer.gap()
         if place == 1:
             writer.line("# Read again: the cache has the row, and registers would be short.")
-        writer.fetch(kernel.walks[place:])
+        writer.fetch(kernel.walks[place:], kernel.kept if place == 1 else None)
         for definition in walk_.definitions:
             writer.statement(definition, stores=walk_.stores)
         writer.store_row_values(walk_)
@@ -285,10 +285,11 @@ class _Writer:
             if is_read and variable.type.kind in kinds and not waits:
                 self._load(variable)
 
-    def fetch(self, walks: Sequence[Walk]) -> None:
+    def fetch(self, walks: Sequence[Walk], kept: str | None = None) -> None:
         """Load the matrices that the first of the walks uses, and tell the cache what is to stay.
 
-        Where rows are read several times, what no later walk reads need not be kept.
+        Where rows are read several times, what no later walk reads need not be kept. The matrix
+        ``kept`` stays in registers in rows of one width.
         """
         later = set[str]().union(*(each.names for each in walks[1:]))
         self.reads_again = self.reads_again or len(walks) > 1
@@ -299,9 +300,15 @@ class _Writer:
                 if self.reads_again:
                     is_first = variable.name not in self.eviction
                     # Loads that differ in nothing would become one, and stay in registers.
-                    kept = "evict_last" if is_first else ""
-                    self.eviction[variable.name] = kept if variable.name in later else "evict_first"
-                self._load(variable)
+                    hint = "evict_last" if is_first else ""
+                    self.eviction[variable.name] = hint if variable.name in later else "evict_first"
+                if variable.name == kept:
+                    self.loaded.add(kept)
+                    self.line(f"# Of rows of {KEPT_BLOCK} columns, registers hold one matrix.")
+                    self.line(f"if BLOCK != {KEPT_BLOCK}:")
+                    self.line(f"    {kept} = {self._load_text(variable)}")
+                else:
+                    self._load(variable)
 
     def _load(self, variable: Variable) -> None:
         if variable.name in self.loaded:

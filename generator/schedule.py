@@ -28,6 +28,10 @@ from kgen.merging import Guard, Merge, Merging, Online, OnlineSum, find_merges, 
 from kgen.rewrite import fresh, hoist, hoist_rows, retyped
 from kgen.spec import BATCHED_KINDS, Element, Kind, Spec, gradient_name
 
+KEPT_BLOCK = 32768
+"""Of rows so wide, one program has a multiprocessor for itself: it keeps one matrix in registers,
+and reads the others again. Narrower rows leave room for another program; wider ones do not fit."""
+
 
 class Form(Enum):
     """The loop structure of a kernel."""
@@ -68,7 +72,7 @@ class Kernel:
 
     ``may_lack`` names the statistics that are not there when nobody wants what they serve. With a
     ``partition``, ``PER_BATCH`` or ``PER_PLACE``, all rows of a program are those of one matrix, or
-    those of one place in all matrices.
+    those of one place in all matrices. One that ``keeps`` reads rows of ``KEPT_BLOCK`` again.
     """
 
     name: str
@@ -78,6 +82,7 @@ class Kernel:
     walks: tuple[Walk, ...] = ()
     may_lack: tuple[str, ...] = ()
     partition: Kind | None = None
+    keeps: bool = False
 
     @property
     def is_grouped(self) -> bool:
@@ -88,6 +93,20 @@ class Kernel:
     def is_whole(self) -> bool:
         """Whether a tile spans whole rows."""
         return self.form not in (Form.STREAMING, Form.CHUNKS, Form.SPLIT_COLUMNS)
+
+    @property
+    def kept(self) -> str | None:
+        """Of the matrices that are read again, the one that registers hold at ``KEPT_BLOCK``."""
+        if not self.keeps or len(self.walks) != 2 or self.may_lack:
+            return None
+        first, last = (walk_.names for walk_ in self.walks)
+        again = [
+            v
+            for v in self.program.variables
+            if v.name in first & last and v.type.kind is Kind.MATRIX and v.sharing is None
+        ]
+        is_plain = len(again) > 1 and again[-1].absent is None
+        return again[-1].name if is_plain else None
 
 
 @dataclass(frozen=True, slots=True)

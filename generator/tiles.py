@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kgen.errors import Problems
 from kgen.ir import Variable
 from kgen.lower import RowOp
-from kgen.schedule import Form, Kernel, OpSchedule, Pass, schedule
+from kgen.schedule import KEPT_BLOCK, Form, Kernel, OpSchedule, Pass, schedule
 from kgen.spec import (
     LARGEST_TILE,
     LONG_SCHEDULES,
@@ -143,7 +143,10 @@ def planned(row_op: RowOp) -> OpSchedule:
 
 def _taken(kernels: tuple[Kernel, ...], tiles: Tiles) -> tuple[Kernel, ...]:
     again = _reload(kernels)
-    return kernels if tiles.reloaded else tuple(k for k in kernels if k is not again)
+    if not tiles.reloaded:
+        return tuple(kernel for kernel in kernels if kernel is not again)
+    keeps = KEPT_BLOCK in tiles.reloaded
+    return tuple(replace(k, keeps=keeps and k.form is Form.RELOAD) for k in kernels)
 
 
 def live_matrices(kernel: Kernel) -> int:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from kgen.cost import walks
 from kgen.ir import Program, Result, Role, names_in
-from kgen.schedule import Form, Kernel, OpSchedule
+from kgen.schedule import KEPT_BLOCK, Form, Kernel, OpSchedule
 from kgen.spec import COMPUTE, Element, Kind, Spec, gradient_name, second_gradient_name
 from kgen.tiles import FEW_TILES, Tile, limits, rereads, tile_rule
 
@@ -203,7 +203,8 @@ def traffic(plan: OpSchedule, direction: str, setting: Setting) -> Traffic:
     dtypes = _dtypes(plan.row_op.spec, setting)
     moves: list[Move] = []
     for kernel in chosen.kernels:
-        moves += _moves(kernel, dtypes, groups, setting)
+        kept = kernel.kept if chosen.block == KEPT_BLOCK else None
+        moves += _moves(kernel, dtypes, groups, setting, kept)
     scratch = sums if groups > 1 else ()
     for name in scratch:
         size = groups * setting.columns * setting.compute_bytes
@@ -263,7 +264,7 @@ def _groups(chosen: Launch, sums: int, spec: Spec, setting: Setting) -> int:
 
 
 def _moves(
-    kernel: Kernel, dtypes: Mapping[str, str], groups: int, setting: Setting
+    kernel: Kernel, dtypes: Mapping[str, str], groups: int, setting: Setting, kept: str | None
 ) -> Iterator[Move]:
     used = _used(kernel.program)
     for variable in kernel.program.variables:
@@ -272,7 +273,7 @@ def _moves(
             continue
         times = 1
         if kernel.walks and kind is Kind.MATRIX:
-            times = sum(name in walk.names for walk in kernel.walks)
+            times = 1 if name == kept else sum(name in walk.names for walk in kernel.walks)
         dtype = setting.compute if variable.role in _COMPUTED else dtypes[name]
         size = setting.values(kind) * DTYPE_BYTES[dtype]
         yield Move(name, kind, dtype, size, times, False)

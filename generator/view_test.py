@@ -40,6 +40,7 @@ class TestView:
     mixed: bool
     column_sums: bool
     second_order: bool
+    keeps: bool
 
 
 def test_view(plan: OpSchedule) -> TestView:
@@ -74,6 +75,7 @@ def test_view(plan: OpSchedule) -> TestView:
         mixed=len(floats) > 1,
         column_sums=any(entry.is_summed for entry in gradients),
         second_order=spec.double_backward,
+        keeps="bfloat16" in spec.dtypes and any(kernel.kept for kernel in plan.kernels),
     )
 
 

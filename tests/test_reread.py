@@ -18,8 +18,11 @@ import pytest
 import torch
 from kgen import output
 from kgen.build import render_all
-from kgen.load import load_text
+from kgen.load import load, load_text
+from kgen.lower import lower
 from kgen.testing.interpreter import repair, watched
+from kgen.tiles import planned
+from kgen.view import kernels_view
 from small_op import kernel_text, small_op
 
 interpreted = pytest.mark.skipif(
@@ -37,6 +40,7 @@ backward: none
 reference: |
   return x
 """
+ROOT = Path(__file__).parent.parent
 BLOCK = 16
 MOMENTS = ("mu = mean(x)\nvar = mean((x - mu) ** 2)", {"mu": "float32", "var": "float32"})
 PLACES = ("m = max(x)\ny = (x - m) * column + sum(exp(x - m))", {"y": "x"})
@@ -182,6 +186,23 @@ def test_every_walk_reads_every_matrix_once(forward: str, walks: int) -> None:
     found = hints(kernel_text(small_op(forward), "forward_reload"), "x")
     assert len(found) == walks and len(set(found)) == walks
     assert (found[0], found[-1]) == ("evict_last", "evict_first")
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("softmax", "dy"), ("l2norm", "dy"), ("softcapped_softmax", None), ("rmsnorm", None)],
+)
+def test_of_rows_of_one_width_registers_hold_one_matrix(name: str, kept: str | None) -> None:
+    """Not where such rows are walked in chunks, nor where sums over rows take the registers."""
+    plan = planned(lower(load(ROOT / "specs" / f"{name}.yaml")))
+    kernel = plan.kernel("backward_reload")
+    assert kernel is not None and kernel.kept == kept
+    (body,) = (each.body for each in kernels_view(plan).kernels if each.name == kernel.name)
+    assert ("if BLOCK != 32768:" in body.top) == (kept is not None)
+    if kept is not None:
+        again = body.top.split("if BLOCK != 32768:")[1]
+        assert again.strip().startswith(f"{kept} = tl.load({kept}_ptr")
+        assert hints(body.top, kept) == ["evict_last", "evict_first"]
 
 
 def test_hints_of_chunks() -> None:

@@ -204,6 +204,8 @@ def test_bytes_of_layernorm_by_hand() -> None:
     ("name", "direction", "n", "read"),
     [
         ("softmax", "forward", 16384, {"x": 3}),
+        ("softmax", "backward", 16384, {"y": 2, "dy": 2}),
+        ("softmax", "backward", 32768, {"y": 2, "dy": 1}),
         ("softmax", "backward", 65536, {"y": 2, "dy": 2}),
         ("rmsnorm", "backward", 16384, {"x": 2, "dy": 2}),
     ],

@@ -224,9 +224,14 @@ def l2norm_backward_reload(
     x = tl.load(
         x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
     ).to(COMPUTE)
-    dy = tl.load(
-        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-    ).to(COMPUTE)
+    # Of rows of 32768 columns, registers hold one matrix.
+    if BLOCK != 32768:
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
     xhat = x * r
     # dx = r * (dy - where(length > eps, xhat * sum(dy * xhat), 0))
     dx = r * (dy - tl.where(greater_length_eps, xhat * sum_dy_xhat, 0))

@@ -205,9 +205,14 @@ def masked_softmax_backward_reload(
     y = tl.load(
         y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_first"
     ).to(COMPUTE)
-    dy = tl.load(
-        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-    ).to(COMPUTE)
+    # Of rows of 32768 columns, registers hold one matrix.
+    if BLOCK != 32768:
+        dy = tl.load(
+            dy_ptr + row * dy_row_stride + column,
+            mask=mask,
+            other=0.0,
+            eviction_policy="evict_first",
+        ).to(COMPUTE)
     # dx = scale * y * (dy - sum(dy * y))
     dx = scale * y * (dy - sum_dy_y)
     tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
