@@ -328,7 +328,7 @@ _GENERATED = """
     back batch_index last_start n_batches n_places n_splits part_index place_index split_index
     apply are_hooked call facts is_known is_same is_transformed key layout launches main needs
     all_sums column_place forward_ad itemsize part_sums planned remember shared_column sum_block
-    in_spans span spread sum_groups sum_index
+    in_spans n_chunks span spread sum_groups sum_index
 """
 RESERVED = frozenset([*_BUILTINS.split(), *_GENERATED.split(), *OUTPUT_DTYPES, *FUNCTIONS])
 """Names that generated code or the language of formulas uses itself."""

@@ -123,7 +123,8 @@ def test_what_is_read_again_is_loaded_again(
         ("bfloat16", 64, "resident"),  # several rows a program
         ("bfloat16", 512, "resident"),
         ("bfloat16", 4096, "resident"),
-        ("bfloat16", 16384, "streaming"),
+        ("bfloat16", 16384, "reload"),
+        ("bfloat16", 32768, "streaming"),
         ("float32", 4096, "resident"),
         ("float64", 512, "resident"),
     ],

@@ -106,5 +106,5 @@ def test_a_span_is_a_vector_where_all_values_serve_whole_ones(
     shared = [None if width is None else torch.empty(3, 48 // width) for width in widths]
     vector = VECTOR[dtype]
     divides = all(width % vector == 0 for width in widths if width is not None)
-    assert wrapper._span(x, *shared) == (vector if divides else 1)
-    assert wrapper._span(x, None, None) == 1
+    assert wrapper._span(x.itemsize, 48, *shared) == (vector if divides else 1)
+    assert wrapper._span(x.itemsize, 48, None, None) == 1

@@ -236,7 +236,7 @@ class _Call:
         self.n_rows = x.numel() // self.n_columns
         self.compute = _compute_dtype(x, weight, bias)
         self.itemsize = _itemsize(self.compute, x, weight, bias)
-        self.span = _span(x, weight, bias)
+        self.span = _span(x.itemsize, self.n_columns, weight, bias)
         self.is_differentiated = _is_differentiated(x, weight, bias)
         # To allocate others like: it stores one element, and PyTorch is quicker than with sizes.
         self.row_values = torch.empty((), dtype=self.compute, device=self.device).expand(
@@ -713,11 +713,11 @@ def _sharing(name: str, tensor: torch.Tensor, shape: torch.Size) -> torch.Size:
     return torch.Size((*shape[:-1], n_entries))
 
 
-def _span(x: torch.Tensor, *shared: torch.Tensor | None) -> int:
-    """Columns for which each shared value is loaded once: as many as a vector of x holds, or 1."""
-    vector = 16 // x.itemsize
-    widths = [x.shape[-1] // tensor.shape[-1] for tensor in shared if tensor is not None]
-    return vector if widths and all(width % vector == 0 for width in widths) else 1
+def _span(itemsize: int, n_columns: int, *tensors: torch.Tensor | None) -> int:
+    """Columns for which each shared value is loaded once: as many as a vector holds, or 1."""
+    span = 16 // itemsize
+    groups = [n_columns // tensor.shape[-1] for tensor in tensors if tensor is not None]
+    return span if groups and all(group % span == 0 for group in groups) else 1
 
 
 def _check_float(name: str, value: object, takes: str, least: float, most: float) -> float:
