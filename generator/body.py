@@ -304,7 +304,8 @@ class _Writer:
                     self.eviction[variable.name] = hint if variable.name in later else "evict_first"
                 if variable.name == kept:
                     self.loaded.add(kept)
-                    self.line(f"# Of rows of {KEPT_BLOCK} columns, registers hold one matrix.")
+                    stays = f"{kept} stays in registers from its first load"
+                    self.line(f"# In blocks of {KEPT_BLOCK}, {stays}.")
                     self.line(f"if BLOCK != {KEPT_BLOCK}:")
                     self.line(f"    {kept} = {self._load_text(variable)}")
                 else:

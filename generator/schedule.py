@@ -105,7 +105,7 @@ class Kernel:
             for v in self.program.variables
             if v.name in first & last and v.type.kind is Kind.MATRIX and v.sharing is None
         ]
-        is_plain = len(again) > 1 and again[-1].absent is None
+        is_plain = len(again) == 2 and again[-1].absent is None
         return again[-1].name if is_plain else None
 
 

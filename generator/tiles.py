@@ -134,18 +134,19 @@ class Tiles:
 def planned(row_op: RowOp) -> OpSchedule:
     """Every kernel of an op that some width takes."""
     plan = schedule(row_op)
-    rule = tile_rule(plan)
+    rule, longest = tile_rule(plan), row_op.spec.limits.max_columns
     passes = tuple(
-        replace(each, kernels=_taken(each.kernels, rule[each.name])) for each in plan.passes
+        replace(each, kernels=_taken(each.kernels, rule[each.name], longest))
+        for each in plan.passes
     )
-    return OpSchedule(row_op, _taken(plan.forward, rule["forward"]), passes)
+    return OpSchedule(row_op, _taken(plan.forward, rule["forward"], longest), passes)
 
 
-def _taken(kernels: tuple[Kernel, ...], tiles: Tiles) -> tuple[Kernel, ...]:
+def _taken(kernels: tuple[Kernel, ...], tiles: Tiles, longest: int) -> tuple[Kernel, ...]:
     again = _reload(kernels)
     if not tiles.reloaded:
         return tuple(kernel for kernel in kernels if kernel is not again)
-    keeps = KEPT_BLOCK in tiles.reloaded
+    keeps = KEPT_BLOCK in tiles.reloaded and longest > KEPT_BLOCK // 2
     return tuple(replace(k, keeps=keeps and k.form is Form.RELOAD) for k in kernels)
 
 

@@ -120,6 +120,7 @@ def _sum_blocks(sums: tuple[str, ...], has_parts: bool) -> tuple[str, ...]:
 
 
 def _kernel_view(spec: Spec, kernel: Kernel, several: bool) -> KernelView:
+    first = FIRST_COLUMN.get(kernel.form)
     params = [v.name for v in kernel.program.variables if _is_runtime_param(v)]
     sizes = [word for word in extents(kernel) if word != "n_columns"]
     unspecialized = ", ".join(f'"{name}"' for name in (*sizes, *params))
@@ -130,7 +131,7 @@ def _kernel_view(spec: Spec, kernel: Kernel, several: bool) -> KernelView:
         unspecialized=f"[{unspecialized}]",
         parameters="\n".join(f"{p}," for p in _parameters(kernel)),
         has_chunks=kernel.form is Form.CHUNKS,
-        first_column=f"{first} + " if (first := FIRST_COLUMN.get(kernel.form)) else "",
+        first_column=f"{first} + " if first else "",
         rows=_rows(kernel),
         body=kernel_body(spec, kernel, several),
     )

@@ -463,14 +463,15 @@ class _PassWriter:
         tile = "triton.cdiv(n_columns, sum_block)"
         # There may be more parts than the second axis of a grid can have programs.
         axes = [tile] if self.each.partition is None else [parts, tile]
-        n_sums = len(self.each.column_sums)
-        grid = join([*axes, *[str(n_sums)] * (n_sums > 1)]) + "," * (axes == [tile] and n_sums == 1)
+        if len(self.each.column_sums) > 1:
+            axes.append(str(len(self.each.column_sums)))
+        grid = tuple_of(axes) if len(axes) == 1 else f"({join(axes)})"
         return [
             f"{target} = None",
             f"if {groups} > 1 and {wanted}:",
             f"    {target} = Launch(",
             f"        {self.plan.sum_groups(self.each)},",
-            f"        ({grid}),",
+            f"        {grid},",
             "        device,",
             f"        {groups},",
             "        n_columns,",

@@ -40,7 +40,7 @@ class TestView:
     mixed: bool
     column_sums: bool
     second_order: bool
-    keeps: bool
+    kept_columns: int
 
 
 def test_view(plan: OpSchedule) -> TestView:
@@ -75,11 +75,18 @@ def test_view(plan: OpSchedule) -> TestView:
         mixed=len(floats) > 1,
         column_sums=any(entry.is_summed for entry in gradients),
         second_order=spec.double_backward,
-        keeps="bfloat16" in spec.dtypes and any(kernel.kept for kernel in plan.kernels),
+        kept_columns=_kept_columns(plan) if "bfloat16" in spec.dtypes else 0,
     )
 
 
 test_view.__test__ = False  # type: ignore[attr-defined]
+
+
+def _kept_columns(plan: OpSchedule) -> int:
+    """Columns of rows that are read again but for one matrix; 0 where there are none."""
+    longest = plan.row_op.spec.limits.max_columns
+    is_kept = any(kernel.kept for kernel in plan.kernels)
+    return min(20000, longest // 16 * 16) if is_kept else 0
 
 
 def _gradients(spec: Spec) -> list[Input]:

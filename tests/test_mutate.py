@@ -253,6 +253,19 @@ def test_every_boundary_between_schedules_is_moved():
     ]
 
 
+def test_programs_of_sums_by_part_count_along_three_axes():
+    assert changes("groupnorm", "wrong-axis", "sum_groups") == [
+        f"tl.program_id({own}) -> tl.program_id({other})" for own, other in ("01", "10", "21")
+    ]
+
+
+def test_chunks_of_a_row_are_counted_along_one_axis():
+    assert changes("swiglu", "wrong-axis", "forward_streaming") == [
+        "tl.program_id(0) // n_chunks -> tl.program_id(0) % n_chunks",
+        "tl.program_id(0) % n_chunks -> tl.program_id(0) // n_chunks",
+    ]
+
+
 # --- real runs ---
 
 

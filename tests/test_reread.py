@@ -205,6 +205,14 @@ def test_of_rows_of_one_width_registers_hold_one_matrix(name: str, kept: str | N
         assert hints(body.top, kept) == ["evict_last", "evict_first"]
 
 
+def test_no_matrix_is_kept_in_rows_that_are_not_taken() -> None:
+    text = (ROOT / "specs" / "softmax.yaml").read_text(encoding="utf-8")
+    for longest, kept in ((16384, None), (16385, "dy")):
+        spec = load_text(f"{text}limits: {{max_columns: {longest}}}\n", "specs/softmax.yaml")
+        kernel = planned(lower(spec)).kernel("backward_reload")
+        assert kernel is not None and kernel.kept == kept
+
+
 def test_hints_of_chunks() -> None:
     """The last walk of several lets go; a single walk says nothing."""
     text = kernel_text(small_op("y = x * mean(x)"), "forward_streaming")

@@ -810,6 +810,15 @@ def test_lowered_rows_have_the_chunks_of_the_path_at_every_width(path):
     assert op.module.FORWARD_CHUNKS is own
 
 
+def test_lowered_chunks_are_as_long_as_those_of_the_module():
+    """Rows that are not split have no tile of several rows, stages and programs."""
+    op = fake()
+    for own, expected in (((128, 1), (32, 4)), ((2048, 4, 8, 3, 1), (32, 2, 4, 2, 2))):
+        op.module.BACKWARD_CHUNKS = {262144: own}
+        with paths.on_path(op, "lowered"):
+            assert {512: expected} == op.module.BACKWARD_CHUNKS
+
+
 def test_a_kernel_that_should_have_read_rows_again_is_missed():
     op = fake()
     op.module.FORWARD_WHOLE_WORDS = 65536

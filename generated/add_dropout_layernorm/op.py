@@ -40,9 +40,9 @@ SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
 FEW_TILES = 4
 
-# The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
-# By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
-# WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
+# The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
+# Keys: bytes of an element; where N is no multiple of 16, no vector fits, and rows count as 8.
+# WIDEST: the widest rows that are not taken in chunks, since wide elements fill registers.
 FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 2048

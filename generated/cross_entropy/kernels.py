@@ -45,7 +45,7 @@ def exp(x):
 
 @triton.jit
 def reciprocal(x):
-    """1 / x of a positive x, two units in the last place off at most; ``/`` takes far longer."""
+    """1 / x of a positive x, off by a few units in the last place; ``/`` takes far longer."""
     if x.dtype == tl.float64:
         inverse = 1.0 / x
     else:

@@ -31,7 +31,7 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 
-# The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
+# The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
 FORWARD_RESIDENT_WORDS = 8192
 FORWARD_STREAMING_BLOCK = 1024
 BACKWARD_RESIDENT_WORDS = 8192

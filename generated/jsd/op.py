@@ -33,7 +33,7 @@ MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 MAX_FLOAT = sys.float_info.max
 
-# The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
+# The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
 FORWARD_RESIDENT_WORDS = 4096
 FORWARD_STREAMING_BLOCK = 4096
 # Widths that have chunks of their own, in words -> chunk, warps.

@@ -40,7 +40,7 @@ SCRATCH_BYTES = 64 * 2**20
 # So few tiles of rows are one group, which needs no second launch for its column sums.
 FEW_TILES = 4
 
-# The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
+# The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
 FORWARD_RESIDENT_WORDS = 4096
 FORWARD_STREAMING_BLOCK = 4096
 # Widths that have chunks of their own, in words -> chunk, warps.

@@ -211,7 +211,7 @@ def softmax_backward_reload(
     y = tl.load(
         y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_first"
     ).to(COMPUTE)
-    # Of rows of 32768 columns, registers hold one matrix.
+    # In blocks of 32768, dy stays in registers from its first load.
     if BLOCK != 32768:
         dy = tl.load(
             dy_ptr + row * dy_row_stride + column,

@@ -32,10 +32,10 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 
-# The widest rows that one tile spans, in 4-byte words; longer ones are walked in chunks.
-# By the bytes of an element, and 8 too where N is no multiple of 16, so that no vector fits:
-# RELOADED: the widths that are read again after each reduction, while the cache has the row.
-# WIDEST: the widest rows that are not walked in chunks, since wide elements fill registers.
+# The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
+# Keys: bytes of an element; where N is no multiple of 16, no vector fits, and rows count as 8.
+# RELOADED: widths that are read again after each reduction, while the cache has the row.
+# WIDEST: the widest rows that are not taken in chunks, since wide elements fill registers.
 FORWARD_WHOLE_WORDS = 32768
 FORWARD_RELOADED = {2: (16384, 32768), 4: (), 8: ()}
 FORWARD_WIDEST = {2: 32768, 4: 32768, 8: 8192}

@@ -119,7 +119,7 @@ def _grid_short(op: OpText) -> Iterator[Site]:
 
 @kind("wrong-axis", "programs count their rows or columns along the other axis of the grid")
 def _wrong_axis(op: OpText) -> Iterator[Site]:
-    other = {"0": "1", "1": "0"}
+    other = {"0": "1", "1": "0", "2": "1"}
     for function in op.launched:
         for node in function.expressions:
             if isinstance(node, ast.BinOp) and ast.unparse(node.right) == "n_chunks":

@@ -98,8 +98,16 @@ def _forget(op: Op) -> None:
 @contextmanager
 def on_path(op: Op, path: str) -> Iterator[None]:
     """Lower the boundaries between the schedules as the path says."""
-    with constants(op, **BOUNDARIES[path]):
+    with constants(op, **{name: _as_held(op, name, v) for name, v in BOUNDARIES[path].items()}):
         yield
+
+
+def _as_held(op: Op, name: str, value: object) -> object:
+    """A constant as the module holds it: rows that are not split have chunks and warps alone."""
+    held = getattr(op.module, name, None) if name.endswith("_CHUNKS") else None
+    if not held or not isinstance(value, dict) or len(next(iter(held.values()))) > 2:
+        return value
+    return {words: (chunk[0], chunk[min(2, len(chunk) - 1)]) for words, chunk in value.items()}
 
 
 def schedules(op: Op, n_columns: int, itemsize: int) -> tuple[str, str]:
