@@ -25,7 +25,7 @@ from kgen.ir import (
     names_in,
 )
 from kgen.lower import RowOp
-from kgen.schedule import Form, Kernel, schedule
+from kgen.schedule import Kernel, schedule
 from kgen.spec import Element, Kind, Spec
 
 
@@ -170,7 +170,7 @@ def _cost(spec: Spec, program: Program, kernels: tuple[Kernel, ...]) -> Cost:
     narrow = [o for o in made if o.op not in _REDUCES]
     used = counter.variables(wanted)
     return Cost(
-        passes=sum(walks(kernel) for kernel in kernels if kernel.form in _LONG),
+        passes=sum(walks(kernel) for kernel in kernels if not kernel.is_whole),
         row_reductions=sum(o.op in REDUCTIONS for o in made),
         column_sums=sum(o.op == "sum_rows" for o in made),
         arithmetic=len(whole) - len(special),
@@ -187,7 +187,6 @@ def _is_matrix(variable: Variable) -> bool:
     return variable.fills_matrix
 
 
-_LONG = (Form.STREAMING, Form.CHUNKS, Form.SPLIT_COLUMNS)
 _REDUCES = (*REDUCTIONS, "sum_rows")
 _SPECIAL = frozenset(
     {

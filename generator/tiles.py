@@ -143,8 +143,8 @@ def planned(row_op: RowOp) -> OpSchedule:
 
 
 def _taken(kernels: tuple[Kernel, ...], tiles: Tiles, longest: int) -> tuple[Kernel, ...]:
-    again = _reload(kernels)
     if not tiles.reloaded:
+        again = _reload(kernels)
         return tuple(kernel for kernel in kernels if kernel is not again)
     keeps = KEPT_BLOCK in tiles.reloaded and longest > KEPT_BLOCK // 2
     return tuple(replace(k, keeps=keeps and k.form is Form.RELOAD) for k in kernels)
