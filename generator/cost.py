@@ -13,6 +13,7 @@ from enum import Enum
 
 from kgen.ir import (
     REDUCTIONS,
+    SPECIAL,
     Literal,
     Op,
     Program,
@@ -166,7 +167,7 @@ def _cost(spec: Spec, program: Program, kernels: tuple[Kernel, ...]) -> Cost:
     wanted = [counter.names[r.name] for r in program.results if r.name in counter.names]
     made = [operation for operation in counter.reached(wanted) if not operation.is_free]
     whole = [o for o in made if o.type.kind is Kind.MATRIX]
-    special = [o for o in whole if o.op in _SPECIAL]
+    special = [o for o in whole if o.op in SPECIAL]
     narrow = [o for o in made if o.op not in _REDUCES]
     used = counter.variables(wanted)
     return Cost(
@@ -188,23 +189,6 @@ def _is_matrix(variable: Variable) -> bool:
 
 
 _REDUCES = (*REDUCTIONS, "sum_rows")
-_SPECIAL = frozenset(
-    {
-        "exp",
-        "log",
-        "log1p",
-        "sqrt",
-        "rsqrt",
-        "tanh",
-        "sigmoid",
-        "erf",
-        "random",
-        "div",
-        "floordiv",
-        "mod",
-        "pow",
-    }
-)
 _COMMUTES = frozenset({"add", "mul", "maximum", "minimum", "equal", "not_equal", "and", "or"})
 _NUMBER = Type(Kind.SCALAR, Element.FLOAT)
 

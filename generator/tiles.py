@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kgen.errors import Problems
-from kgen.ir import Variable
+from kgen.ir import SPECIAL, Literal, Op, Variable, walk
 from kgen.lower import RowOp
 from kgen.schedule import KEPT_BLOCK, Form, Kernel, OpSchedule, Pass, schedule
 from kgen.spec import (
@@ -49,6 +49,14 @@ ROW_TILES = (
     Tile(16384, 1, 16),
     Tile(32768, 1, 16),
 )
+# With little to hold and to work out, 32: twice as many rows are on their way where they fill half
+# of such a tile, and full ones take no longer.
+LIGHT_ROW_TILES = (*ROW_TILES[:6], Tile(4096, 1, 4), Tile(8192, 1, 8))
+LIGHT = 3
+"""The matrices that a tile holds, and the functions of each element, together."""
+# Where each chunk of a row has a program: 16 elements a thread too. A tile that spans a row can be
+# padding by half, so that rows longer than two chunks have none.
+CHUNKED_TILES, CHUNK_TILE = ROW_TILES[:6], Tile(1024, 1, 2)
 # Rows that are read again: two or more programs fit on a multiprocessor, except for the longest.
 RELOAD_TILES = (Tile(16384, 1, 16), Tile(32768, 1, 32), Tile(65536, 1, 32))
 # Gradients read two rows, which fill the registers sooner.
@@ -160,6 +168,21 @@ def _matrices_read(kernel: Kernel) -> list[Variable]:
     """Those that take registers: a condition takes a bit."""
     read = [v for v in kernel.program.variables if v.type.kind is Kind.MATRIX]
     return [v for v in read if v.type.element is not Element.BOOL]
+
+
+def _functions(kernel: Kernel) -> int:
+    """The functions that are worked out for each element, and what takes as long."""
+    terms = {term for each in kernel.program.definitions for term in walk(each.term)}
+    slow = [term for term in terms if isinstance(term, Op) and term.op in SPECIAL]
+    return sum(term.type.kind is Kind.MATRIX and not _multiplies(term) for term in slow)
+
+
+def _multiplies(term: Op) -> bool:
+    """Whether it is written as products: a whole power, or a division of rows by their values."""
+    by = term.arguments[-1]
+    if term.op == "pow":
+        return isinstance(by, Literal) and float(by.value).is_integer()
+    return term.op == "div" and by.type.kind is not Kind.MATRIX
 
 
 def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
@@ -370,6 +393,8 @@ def _forward_tiles(kernels: tuple[Kernel, ...]) -> Tiles:
         # Rows come down to numbers, and nothing waits for a store: twice as much a thread.
         lighter = tuple(replace(t, warps=max(1, t.warps // 2)) for t in ROW_TILES)
         return _shortened(Tiles(_up_to(lighter, 16384), (), Tile(8192, 1, 32)), live)
+    if _is_chunked(kernels):
+        return Tiles(CHUNKED_TILES, (), CHUNK_TILE)
     if walks == 1:
         return _shortened(Tiles(_up_to(ROW_TILES, 8192), (), Tile(16384, 1, 32)), live)
     chunk = Tile(8192, 1, 32) if walks == 2 else Tile(16384, 1, 16)
@@ -377,17 +402,19 @@ def _forward_tiles(kernels: tuple[Kernel, ...]) -> Tiles:
         return _shortened(Tiles(_up_to(ROW_TILES, 16384), (), chunk), live)
     # One more walk is one more row to keep in the cache.
     again = RELOAD_TILES if walks == 2 else RELOAD_TILES[:-1]
-    return Tiles((*_up_to(ROW_TILES, 8192), *again), _widths(again), chunk)
+    return Tiles((*_short_tiles(kernels[0]), *again), _widths(again), chunk)
 
 
 def _gradient_tiles(each: Pass) -> Tiles:
     live, chunk = live_matrices(each.kernels[0]), Tile(16384, 1, 32)
+    if _is_chunked(each.kernels):
+        return Tiles(CHUNKED_TILES, (), CHUNK_TILE)
     if _walks(each.kernels) == 1:
         return _shortened(Tiles(_up_to(ROW_TILES, 8192), (), Tile(8192, 1, 16)), live)
     if _reload(each.kernels) is None or live > 3:
         return _shortened(Tiles(_up_to(ROW_TILES, 16384), (), chunk), live)
     again = GRADIENT_RELOAD_TILES
-    return Tiles((*_up_to(ROW_TILES, 8192), *again), _widths(again), chunk)
+    return Tiles((*_short_tiles(each.kernels[0]), *again), _widths(again), chunk)
 
 
 def _sum_tiles(each: Pass) -> Tiles:
@@ -401,6 +428,12 @@ def _sum_tiles(each: Pass) -> Tiles:
     if _reload(each.kernels) is None:
         return _shortened(Tiles(tiles, (), chunk), live)
     return Tiles((*tiles, *RELOAD_GROUP_TILES), _widths(RELOAD_GROUP_TILES), chunk)
+
+
+def _short_tiles(kernel: Kernel) -> tuple[Tile, ...]:
+    """Those of rows that stay in registers, where longer ones are read again."""
+    is_light = live_matrices(kernel) + _functions(kernel) <= LIGHT
+    return LIGHT_ROW_TILES if is_light else _up_to(ROW_TILES, 8192)
 
 
 def _widths(tiles: tuple[Tile, ...]) -> tuple[int, ...]:
@@ -423,6 +456,11 @@ def _walks(kernels: tuple[Kernel, ...]) -> int:
     """How often rows are read where nothing merges and they do not stay in registers."""
     again = [k for k in kernels if k.form in (Form.RELOAD, Form.RELOAD_GROUPS, Form.STREAMING)]
     return max((len(kernel.walks) for kernel in again), default=1)
+
+
+def _is_chunked(kernels: tuple[Kernel, ...]) -> bool:
+    """Whether each chunk of a row has a program."""
+    return any(kernel.form is Form.CHUNKS for kernel in kernels)
 
 
 def _reload(kernels: tuple[Kernel, ...]) -> Kernel | None:

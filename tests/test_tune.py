@@ -23,7 +23,7 @@ from kgen.load import load, load_text
 from kgen.lower import lower
 from kgen.schedule import OpSchedule, schedule
 from kgen.spec import LARGEST_TILE, TUNED_RANGES, TUNED_WIDTHS
-from kgen.tiles import Tile, tile_rule
+from kgen.tiles import CHUNKED_TILES, Tile, tile_rule
 from kgen.tune import measuring
 from kgen.tune.building import build
 from kgen.tune.candidates import candidates
@@ -276,16 +276,19 @@ def test_a_width_stays_in_registers_beside_others_that_are_read_again() -> None:
     }
 
 
+CHUNKED_WIDTHS = [words for words in TUNED_WIDTHS if words > CHUNKED_TILES[-1].words]
+
+
 def test_rows_in_chunks_share_the_chunk_that_is_best_for_all() -> None:
     direction = direction_of("geglu")
     times = even_times(direction)
-    wide, narrow = Candidate("streaming", 1, 8192, 32), Candidate("streaming", 1, 2048, 8)
-    for words in (16384, 32768, 65536, 131072, 262144):
+    wide, narrow = Candidate("streaming", 1, 2048, 8), Candidate("streaming", 1, 1024, 4)
+    for words in CHUNKED_WIDTHS:
         times[words][wide] = 80.0
     times[16384][narrow] = 77.0
     tiles = choose(direction, times, MARGIN).tiles
     assert tiles.streaming == wide.tile
-    assert entries_of(direction, tiles) == {"streaming": {"block": 8192, "warps": 32}}
+    assert entries_of(direction, tiles) == {"streaming": {"block": 2048, "warps": 8}}
 
 
 @pytest.mark.parametrize(("time", "wins"), [(76.7, True), (76.9, False)])
@@ -294,16 +297,16 @@ def test_a_chunk_of_a_width_wins_by_the_margin_over_that_of_the_direction(
 ) -> None:
     direction = direction_of("geglu")
     times = even_times(direction)
-    wide, narrow = Candidate("streaming", 1, 8192, 32), Candidate("streaming", 1, 2048, 8)
-    for words in (16384, 32768, 65536, 131072, 262144):
+    wide, narrow = Candidate("streaming", 1, 2048, 8), Candidate("streaming", 1, 1024, 4)
+    for words in CHUNKED_WIDTHS:
         times[words][wide] = 80.0
     times[65536][narrow] = time
     choice = choose(direction, times, MARGIN)
     assert choice.tiles.chunks == (((65536, narrow.tile),) if wins else ())
-    own = {"schedule": "streaming", "block": 2048, "warps": 8}
+    own = {"schedule": "streaming", "block": 1024, "warps": 4}
     assert entries_of(direction, choice.tiles) == {
         **({"65536": own} if wins else {}),
-        "streaming": {"block": 8192, "warps": 32},
+        "streaming": {"block": 2048, "warps": 8},
     }
     verdict = next(each for each in choice.verdicts if each.words == 65536)
     assert verdict.chosen == (narrow if wins else wide)
@@ -313,8 +316,8 @@ def test_a_width_takes_the_rule_again_where_that_wins() -> None:
     """The chunk of the rule is another than the direction's: its widths have to say it."""
     direction = direction_of("geglu")
     times = even_times(direction)
-    wide = Candidate("streaming", 1, 8192, 32)
-    for words in (16384, 32768, 65536, 131072):
+    wide = Candidate("streaming", 1, 2048, 8)
+    for words in CHUNKED_WIDTHS[:-1]:
         times[words][wide] = 80.0
     times[262144][wide] = 130.0
     tiles = choose(direction, times, MARGIN).tiles
@@ -432,12 +435,12 @@ def rewritten(text: str, **fast: float) -> str:
 
 
 def test_a_tuning_comes_to_the_end() -> None:
-    text = rewritten(HEAD + "\n", forward_512_1x2=80, backward_1024_2x4=80, forward_4096_1x4=80)
+    text = rewritten(HEAD + "\n", forward_512_1x2=80, backward_1024_2x4=80, forward_4096_1x8=80)
     assert text == HEAD + (
         "\n\ntuning:                                    # found by `kgen tune` on a GPU\n"
         "  forward:\n"
         "    512: {rows: 1, warps: 2}\n"
-        "    4096: {warps: 4}\n"
+        "    4096: {warps: 8}\n"
         "  backward:\n"
         "    1024: {rows: 2, warps: 4}\n"
     )
@@ -503,7 +506,7 @@ tuning:                                    # found by `kgen tune` on a GPU
     64: {rows: 16}
     1024: {warps: 4}
     2048: {warps: 8}       # still fast
-    4096: {warps: 4}
+    4096: {warps: 8}
 
 # What it takes.
 inputs: {x: matrix}    # rows
@@ -518,7 +521,7 @@ reference: |
 
 
 def test_lines_that_still_hold_stay_as_they_are() -> None:
-    fast = {"forward_1024_1x4": 80.0, "forward_2048_1x8": 80.0, "forward_4096_1x4": 80.0}
+    fast = {"forward_1024_1x4": 80.0, "forward_2048_1x8": 80.0, "forward_4096_1x8": 80.0}
     text = rewritten(BEFORE, **fast)
     assert text == AFTER
     assert rewritten(text, **fast) == text

@@ -39,8 +39,8 @@ FEW_TILES = 4
 # The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
 # Keys: bytes of an element; where N is no multiple of 16, no vector fits, and rows count as 8.
 # WIDEST: the widest rows that are not taken in chunks, since wide elements fill registers.
-FORWARD_RESIDENT_WORDS = 4096
-FORWARD_STREAMING_BLOCK = 2048
+FORWARD_RESIDENT_WORDS = 2048
+FORWARD_STREAMING_BLOCK = 1024
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_WIDEST = {2: 8192, 4: 4096, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
@@ -434,7 +434,6 @@ FORWARD_TILES = {
     512: (4, 2),
     1024: (1, 2),
     2048: (1, 4),
-    4096: (1, 8),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -455,7 +454,7 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 4)
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 2)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

@@ -32,13 +32,10 @@ MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 
 # The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
-# Keys: bytes of an element; where N is no multiple of 16, no vector fits, and rows count as 8.
-# WIDEST: the widest rows that are not taken in chunks, since wide elements fill registers.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_STREAMING_BLOCK = 16384
-BACKWARD_RESIDENT_WORDS = 8192
-BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
-BACKWARD_STREAMING_BLOCK = 8192
+FORWARD_RESIDENT_WORDS = 2048
+FORWARD_STREAMING_BLOCK = 1024
+BACKWARD_RESIDENT_WORDS = 2048
+BACKWARD_STREAMING_BLOCK = 1024
 
 INTERPRETED = not isinstance(geglu_forward_resident, triton.JITFunction)
 
@@ -195,7 +192,6 @@ class _Call:
         self.n_columns = gate.shape[-1]
         self.n_rows = gate.numel() // self.n_columns
         self.compute = _compute_dtype(gate, up)
-        self.itemsize = _itemsize(self.compute, gate, up)
         self.is_differentiated = _is_differentiated(gate, up)
         self.approximate = approximate
         self.forward = _plan_forward(self, gate, up)
@@ -287,7 +283,7 @@ def _plan_backward(
 ) -> Launches:
     """The launches for tensors like these and the gradients that are asked for."""
     n_rows, n_columns, compute, device = call.n_rows, call.n_columns, call.compute, call.device
-    plan = backward_plan(n_columns, compute, call.itemsize)
+    plan = backward_plan(n_columns, compute)
     kernel = {
         "resident": geglu_backward_resident,
         "streaming": geglu_backward_streaming,
@@ -334,8 +330,6 @@ FORWARD_TILES = {
     512: (2, 1),
     1024: (1, 2),
     2048: (1, 4),
-    4096: (1, 8),
-    8192: (1, 16),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
@@ -345,8 +339,6 @@ BACKWARD_TILES = {
     512: (1, 1),
     1024: (1, 2),
     2048: (1, 4),
-    4096: (1, 8),
-    8192: (1, 16),
 }
 
 
@@ -356,24 +348,18 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
-        )
+        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 2)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
 
-def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
+def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtypes alone, as ``forward_plan``."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(BACKWARD_RESIDENT_WORDS, BACKWARD_WIDEST[element]):
+    if words > BACKWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 2)
     rows, warps = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 
@@ -453,13 +439,6 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     """Arithmetic is in float32, and in float64 as soon as one input is."""
     is_double = any(t is not None and t.dtype is torch.float64 for t in tensors)
     return torch.float64 if is_double else torch.float32
-
-
-def _itemsize(compute: torch.dtype, *matrices: torch.Tensor | None) -> int:
-    """Bytes of the widest elements of the matrices; 8 where the arithmetic is in float64."""
-    if compute is torch.float64:
-        return 8
-    return max([2, *(matrix.itemsize for matrix in matrices if matrix is not None)])
 
 
 def _check_tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:

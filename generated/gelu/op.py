@@ -32,10 +32,10 @@ MAX_COLUMNS = 262144
 MAX_ROWS = 2**30
 
 # The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
-FORWARD_RESIDENT_WORDS = 8192
+FORWARD_RESIDENT_WORDS = 2048
 FORWARD_STREAMING_BLOCK = 1024
-BACKWARD_RESIDENT_WORDS = 8192
-BACKWARD_STREAMING_BLOCK = 8192
+BACKWARD_RESIDENT_WORDS = 2048
+BACKWARD_STREAMING_BLOCK = 1024
 
 INTERPRETED = not isinstance(gelu_forward_resident, triton.JITFunction)
 
@@ -312,8 +312,6 @@ FORWARD_TILES = {
     512: (2, 1),
     1024: (1, 2),
     2048: (1, 4),
-    4096: (1, 8),
-    8192: (1, 16),
 }
 # Width in words -> rows a tile, warps.
 BACKWARD_TILES = {
@@ -323,8 +321,6 @@ BACKWARD_TILES = {
     512: (1, 1),
     1024: (1, 2),
     2048: (1, 4),
-    4096: (1, 4),
-    8192: (1, 8),
 }
 
 
@@ -345,7 +341,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 2)
     rows, warps = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

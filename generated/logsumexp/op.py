@@ -36,8 +36,8 @@ MAX_ROWS = 2**30
 FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 16384
-BACKWARD_RESIDENT_WORDS = 8192
-BACKWARD_STREAMING_BLOCK = 8192
+BACKWARD_RESIDENT_WORDS = 2048
+BACKWARD_STREAMING_BLOCK = 1024
 
 INTERPRETED = not isinstance(logsumexp_forward_resident, triton.JITFunction)
 
@@ -334,8 +334,6 @@ BACKWARD_TILES = {
     512: (2, 1),
     1024: (1, 2),
     2048: (1, 4),
-    4096: (1, 8),
-    8192: (1, 16),
 }
 
 
@@ -357,7 +355,7 @@ def backward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     words = block * compute.itemsize // 4
     if words > BACKWARD_RESIDENT_WORDS:
         # In float64 numbers take two registers, and their functions many.
-        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
+        return Plan("streaming", 1, BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 2)
     rows, warps = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

@@ -172,53 +172,6 @@ def softcapped_softmax_backward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "cap"])
-def softcapped_softmax_backward_reload(
-    x_ptr,
-    y_ptr,
-    dy_ptr,
-    dx_ptr,
-    x_row_stride,
-    dy_row_stride,
-    n_rows,
-    n_columns,
-    cap: tl.float64,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    in_rows = row < n_rows
-    in_columns = column < n_columns
-    mask = in_rows & in_columns
-    cap = tl.full((1, 1), cap, COMPUTE)
-
-    y = tl.load(
-        y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_last"
-    ).to(COMPUTE)
-    dy = tl.load(
-        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
-    ).to(COMPUTE)
-    sum_dy_y = row_sum(dy * y)
-
-    # Read again: the cache has the row, and registers would be short.
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-    ).to(COMPUTE)
-    y = tl.load(
-        y_ptr + row * n_columns + column, mask=mask, other=0.0, eviction_policy="evict_first"
-    ).to(COMPUTE)
-    dy = tl.load(
-        dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-    ).to(COMPUTE)
-    t = tanh(x / cap)
-    # dx = y * (dy - sum(dy * y)) * (1 - t * t)
-    dx = y * (dy - sum_dy_y) * (1 - t * t)
-    tl.store(dx_ptr + row * n_columns + column, dx, mask=mask, cache_modifier=".cs")
-
-
-@triton.jit(do_not_specialize=["n_rows", "cap"])
 def softcapped_softmax_backward_streaming(
     x_ptr,
     y_ptr,

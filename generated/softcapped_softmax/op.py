@@ -14,7 +14,6 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .kernels import (
-    softcapped_softmax_backward_reload,
     softcapped_softmax_backward_resident,
     softcapped_softmax_backward_streaming,
     softcapped_softmax_forward_resident,
@@ -35,15 +34,15 @@ MAX_FLOAT = sys.float_info.max
 
 # The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
 # Keys: bytes of an element; where N is no multiple of 16, no vector fits, and rows count as 8.
-# RELOADED: widths that are read again after each reduction, while the cache has the row.
 # WIDEST: the widest rows that are not taken in chunks, since wide elements fill registers.
 FORWARD_RESIDENT_WORDS = 32768
 FORWARD_WIDEST = {2: 32768, 4: 32768, 8: 8192}
 FORWARD_STREAMING_BLOCK = 16384
-BACKWARD_WHOLE_WORDS = 16384
-BACKWARD_RELOADED = {2: (16384,), 4: (), 8: ()}
-BACKWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
+BACKWARD_RESIDENT_WORDS = 8192
+BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 8192
+# Widths that have chunks of their own, in words -> chunk, warps.
+BACKWARD_CHUNKS = {16384: (4096, 16)}
 
 INTERPRETED = not isinstance(softcapped_softmax_forward_resident, triton.JITFunction)
 
@@ -281,7 +280,6 @@ def _plan_backward(
     plan = backward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": softcapped_softmax_backward_resident,
-        "reload": softcapped_softmax_backward_reload,
         "streaming": softcapped_softmax_backward_streaming,
     }[plan.schedule]
     main = Launch(
@@ -339,7 +337,6 @@ BACKWARD_TILES = {
     2048: (1, 4),
     4096: (1, 8),
     8192: (1, 16),
-    16384: (1, 16),
 }
 
 
@@ -360,17 +357,14 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(BACKWARD_WHOLE_WORDS, BACKWARD_WIDEST[element]):
+    if words > min(BACKWARD_RESIDENT_WORDS, BACKWARD_WIDEST[element]):
+        block, warps = BACKWARD_CHUNKS.get(words, (BACKWARD_STREAMING_BLOCK, 32))
         # In float64 numbers take two registers, and their functions many.
         return Plan(
-            "streaming",
-            1,
-            BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
+            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
         )
     rows, warps = BACKWARD_TILES[max(words, 64)]
-    schedule = "reload" if words in BACKWARD_RELOADED[element] else "resident"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def _problem(
