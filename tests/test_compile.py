@@ -85,7 +85,8 @@ def test_all_kernels_compile(running: Session, path: Path, target: str, tmp_path
     too_large = [each for each in found if resources[each.digest].shared > most]
     assert not too_large, "these ask for more shared memory than there is"
     main = [each for each in found if each.dtype == "bfloat16" and 4096 in each.columns]
-    forward = [each for each in main if each.kernel.endswith("_forward_resident")]
+    forms = ("_forward_resident", "_forward_streaming")
+    forward = [each for each in main if each.kernel.endswith(forms)]
     assert forward
     for each in forward:
         assert resources[each.digest].loads[0] == 16, "loads narrower than 16 bytes"
