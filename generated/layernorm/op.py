@@ -52,6 +52,8 @@ BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
+# Widths that have chunks of their own, in words -> chunk, rows, warps, pipeline stages, programs.
+BACKWARD_CHUNKS = {262144: (2048, 4, 8, 3, 1)}
 # The tile in which the groups' partial column sums are added.
 SUM_GROUPS, SUM_BLOCK = 512, 16
 # Of rows that are split among programs there are fewer groups.
@@ -532,7 +534,10 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(BACKWARD_RESIDENT_WORDS, BACKWARD_WIDEST[element]):
-        return Plan("split", 1, BACKWARD_SPLIT_BLOCK * 4 // compute.itemsize, 4, 4, 2)
+        block, rows, warps, stages, programs = BACKWARD_CHUNKS.get(
+            words, (BACKWARD_SPLIT_BLOCK, 1, 4, 4, 2)
+        )
+        return Plan("split", rows, block * 4 // compute.itemsize, warps, stages, programs)
     rows, warps, stages, programs = BACKWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps, stages, programs)
 
