@@ -18,7 +18,7 @@ from kgen.spec import (
     gradient_name,
     has_gradient,
 )
-from kgen.tree import Mapping, Node, Sequence
+from kgen.tree import Broken, Mapping, Node, Sequence, kind_of
 
 _DEPTHS = {
     Kind.MATRIX: (2,),
@@ -171,7 +171,7 @@ class CaseReader:
             return self._number(node, slot.element, what)
         depth = _depth(node)
         if depth not in slot.depths or not isinstance(node, Sequence):
-            self._problems.add(f"{what} is {_FORMS[slot.depths]}", node.at)
+            self._refuse_form(node, what, slot.depths)
             return None
         value = self._nested(node, slot.element, what, depth)
         if len(self._problems) > before or value is None:
@@ -185,6 +185,12 @@ class CaseReader:
             self._check_sizes(item, slot, len(value), rows, sizes)
         return value
 
+    def _refuse_form(self, node: Node, what: str, depths: tuple[int, ...]) -> None:
+        if not isinstance(node, Broken):
+            got = "a list of rows" if _depth(node) > 1 else kind_of(node)
+            got += " of numbers" * (got == "a list")
+            self._problems.add(f"{what} must be {_FORMS[depths]}, got {got}", node.at)
+
     def _check_sizes(
         self, item: Field, slot: _Slot, length: int, rows: list[int], sizes: _Sizes
     ) -> None:
@@ -197,8 +203,10 @@ class CaseReader:
         for axis, size in axes.items():
             known, by = sizes.found.setdefault(axis, (size, item.key.text))
             if known != size:
-                noun = "rows" if axis == "M" else "columns"
-                message = f"'{item.key.text}' has {size} {noun} where '{by}' has {known}"
+                noun = ("row" if axis == "M" else "column") + "s" * (size != 1)
+                what = f"'{item.key.text}'"
+                has = f"is {slot.kind.value}, with" if slot.kind else "has"
+                message = f"{what} {has} {size} {noun}, where '{by}' has {known}"
                 self._problems.add(message, item.value.at)
 
     def _nested(
@@ -208,7 +216,7 @@ class CaseReader:
         for item in node.items:
             if depth == 2:
                 if not isinstance(item, Sequence):
-                    self._problems.add(f"{what} is {_FORMS[(2,)]}", item.at)
+                    self._refuse_form(item, f"an entry of {what}", (1,))
                     return None
                 values.append(self._nested(item, element, what, 1))
             else:

@@ -132,7 +132,7 @@ def _check_unused(names: Names, first: _Walk, used: set[str], problems: Problems
     for what, declared in (("input", names.inputs), ("param", names.params)):
         for name, at in declared.items():
             if name not in used:
-                problems.add(f"{what} '{name}' is never used: delete it", at)
+                problems.add(f"{what} '{name}' is never used: use it, or delete it", at)
 
 
 @dataclass(slots=True)

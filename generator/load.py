@@ -191,11 +191,18 @@ class _Loader:
             if entry.name in MODULE_ATTRIBUTES:
                 message = f"'{entry.name}' is an attribute of every module: rename it, or leave out"
                 self._problems.add(f"{message} 'module'", entry.at)
+            if isinstance(entry, Input) and entry.is_parameter:
+                self._check_start(entry)
         name = self._fields.word(field.value, "'module' is a class name")
         problem = module_problem(name) if name is not None else None
         if name is not None and problem:
             self._problems.add(f"bad module name {quote(name)}: {problem}", field.value.at)
         return name
+
+    def _check_start(self, entry: Input) -> None:
+        if entry.start is None and entry.absent is None:
+            message = f"nothing says what the module's parameter '{entry.name}' starts from"
+            self._problems.add(f"{message}: write {{kind: per_column, start: 1}}", entry.at)
 
     def _named(self, field: Field | None, what: str) -> list[Field]:
         """The entries of a section whose keys are names that the user chose."""
@@ -230,7 +237,8 @@ class _Loader:
         absent = self._absent(found.get("absent"), element, first)
         grad = self._grad(found.get("grad"), element)
         shares = self._shares_columns(found.get("columns"), kind)
-        return Input(name, kind, at, element, absent, grad, shares)
+        start = self._start_of(found.get("start"), kind, element)
+        return Input(name, kind, at, element, absent, grad, shares, start)
 
     def _kind(self, node: Node, first: bool) -> Kind:
         word = self._fields.choice(node, "kind", INPUT_KINDS)
@@ -261,6 +269,15 @@ class _Loader:
             self._problems.add("the first input cannot be absent", field.key.at)
             return None
         value = self._value(field.value, element, "'absent'")
+        return None if value is None else float(value)
+
+    def _start_of(self, field: Field | None, kind: Kind, element: Element) -> float | None:
+        if field is None:
+            return None
+        if kind is not Kind.PER_COLUMN or element is not Element.FLOAT:
+            message = "a module holds per_column inputs of floats alone: remove 'start'"
+            self._problems.add(message, field.key.at)
+        value = self._fields.number(field.value, "'start'")
         return None if value is None else float(value)
 
     def _value(self, node: Node, element: Element, what: str) -> Number | None:

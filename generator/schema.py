@@ -110,6 +110,7 @@ _INPUT = _object(
         "absent": _NUMBER_OR_BOOL,
         "grad": {"type": "boolean", "default": True},
         "columns": _enum(["shared"]),
+        "start": _NUMBER,
     },
 )
 _PARAM = _object(

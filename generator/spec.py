@@ -49,6 +49,7 @@ float input is float64."""
 class Input:
     """A tensor argument. ``absent`` is the neutral value of an optional one.
 
+    A module's parameter starts from ``start``, or from the neutral value where that is None.
     With ``shares_columns`` each entry of its last dimension, K long, serves N / K adjacent columns.
     """
 
@@ -59,6 +60,12 @@ class Input:
     absent: float | None = None
     grad: bool = True
     shares_columns: bool = False
+    start: float | None = None
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether a module around the op holds it."""
+        return self.kind is Kind.PER_COLUMN and self.element is Element.FLOAT
 
     @property
     def spread(self) -> Kind:
@@ -149,6 +156,12 @@ class TunedTile:
     at: Span
     schedule: str | None = None
     values: tuple[TunedValue, ...] = ()
+    schedule_at: Span | None = None
+
+    @property
+    def reason_at(self) -> Span:
+        """The schedule's place, or that of the whole where it says none."""
+        return self.schedule_at or self.at
 
     def value(self, name: str, otherwise: int) -> int:
         """What it says of ``rows``, ``warps`` and the like."""
@@ -238,6 +251,7 @@ INPUT_KEYS = (
     Key("absent", "makes the input optional: the neutral value used when it is not given"),
     Key("grad", "false when the input takes no gradient"),
     Key("columns", "'shared' when each entry of the last dimension serves several columns"),
+    Key("start", "what the module's parameter starts from; the neutral value when left out"),
 )
 PARAM_KEYS = (
     Key("type", "float or int; a bool param chooses code when a kernel is compiled"),

@@ -290,8 +290,9 @@ class _Retiling:
     def tiles(self) -> Tiles:
         """The tiles, or those of the rule where there is a problem."""
         before = len(self.problems)
-        self._check_kernels()
         streaming, split = self._streaming(), self._split()
+        if self._has_wrong_kernels():
+            return self.rule
         said = {words: rank_of(tile) for words, tile in self.tuning.widths if tile.schedule}
         ranks = {words: reached(self.rule, said, words) for words in TUNED_WIDTHS}
         chunks = self._chunks(split if self.has_sums else streaming)
@@ -301,22 +302,23 @@ class _Retiling:
         reloaded = tuple(words for words in TUNED_WIDTHS if ranks[words] == 1)
         return Tiles(tuple(whole), reloaded, streaming, split, chunks)
 
-    def _check_kernels(self) -> None:
-        """Schedules that the direction has, and values that its kernels take."""
-        name = self.tuning.direction
+    def _has_wrong_kernels(self) -> bool:
+        """Whether there are schedules that the direction lacks, or values that its kernels do."""
+        before, name = len(self.problems), self.tuning.direction
         long = "split" if self.has_sums else "streaming"
         for _, tile in self.tuning.widths:
             if tile.schedule == "reload" and _reload(self.kernels) is None:
                 message = f"{name} has no kernel that reads rows again: write resident or {long}"
-                self.problems.add(message, tile.at)
+                self.problems.add(message, tile.reason_at)
             elif tile.schedule in LONG_SCHEDULES and tile.schedule != long:
                 what = "sums" if self.has_sums else "does not sum"
                 message = f"{name} {what} gradients over rows, so its long rows are {long}"
-                self.problems.add(f"{message}, got '{tile.schedule}'", tile.at)
+                self.problems.add(f"{message}, got '{tile.schedule}'", tile.reason_at)
             for value in () if self.has_sums else tile.values:
                 if value.name in ("stages", "programs"):
                     message = f"{name} sums no gradients over rows, so its programs take one tile"
                     self.problems.add(f"{message} each: remove '{value.name}'", value.at)
+        return len(self.problems) > before
 
     def _streaming(self) -> Tile:
         tuned, tile = self.tuning.streaming, self.rule.streaming

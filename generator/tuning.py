@@ -91,14 +91,14 @@ class _Reader:
             if width < LEAST_LONG_WORDS:
                 message = f"rows of {width} words are never walked in chunks"
                 takes = f"write 'schedule: {tile.schedule}' from {LEAST_LONG_WORDS} on"
-                self._problems.add(f"{message}: {takes}", tile.at)
+                self._problems.add(f"{message}: {takes}", tile.reason_at)
             for value in tile.values:
                 if value.name == "block" and value.value > width:
                     message = f"a chunk of {value.value} words is wider than rows of {width}"
                     self._problems.add(f"{message}: take a narrower one", value.at)
         elif tile.schedule == "reload" and width == TUNED_WIDTHS[0]:
             message = "the narrowest rows always stay in registers: remove 'schedule'"
-            self._problems.add(message, tile.at)
+            self._problems.add(message, tile.reason_at)
         return tile
 
     def _check_values(self, tile: TunedTile, long: Sequence[str]) -> None:
@@ -111,8 +111,9 @@ class _Reader:
                     self._problems.add(f"{message}: remove '{value.name}'", value.at)
             elif value.name == "block":
                 message = "'block' is the chunk of rows that are walked in chunks"
-                said = words([f"'schedule: {name}'" for name in long])
-                self._problems.add(f"{message}: write {said} beside it, or remove it", value.at)
+                said = f"write 'schedule: {long[0]}' beside it"
+                said += ", or 'split' if gradients are summed over rows" * (len(long) > 1)
+                self._problems.add(f"{message}: {said}, or remove it", value.at)
 
     def _check_order(self, widths: list[Width]) -> None:
         """Rows are walked in chunks once narrower ones are."""
@@ -125,16 +126,17 @@ class _Reader:
             elif before is not None:
                 message = f"rows of {before[0]} words are {before[1].schedule}, so wider ones are"
                 rest = words(LONG_SCHEDULES)
-                self._problems.add(f"{message} {rest}, got '{tile.schedule}'", tile.at)
+                self._problems.add(f"{message} {rest}, got '{tile.schedule}'", tile.reason_at)
 
     def _tile(self, entry: Field, keys: Sequence[Key], schedules: Sequence[str] = ()) -> TunedTile:
         self._refuse_empty(entry)
         found = self._fields.known(entry.value, quote(entry.key.text), keys)
-        schedule = None
+        schedule = schedule_at = None
         if "schedule" in found:
+            schedule_at = found["schedule"].value.at
             schedule = self._fields.choice(found["schedule"].value, "schedule", schedules)
         fields = (field for name, field in found.items() if name != "schedule")
-        return TunedTile(entry.key.at, schedule, tuple(self._values(fields)))
+        return TunedTile(entry.key.at, schedule, tuple(self._values(fields)), schedule_at)
 
     def _values(self, fields: Iterator[Field]) -> Iterator[TunedValue]:
         for field in fields:

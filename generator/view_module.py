@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.spec import Element, Input, Kind, Spec
+from kgen.spec import Input, Spec
 from kgen.view_words import annotated, annotated_param, join, lines
 
 
@@ -25,7 +25,7 @@ def module_view(spec: Spec) -> ModuleView | None:
     """The module, which holds the per_column inputs; None when the spec names none."""
     if not spec.module:
         return None
-    held = [i for i in spec.inputs if i.kind is Kind.PER_COLUMN and i.element is Element.FLOAT]
+    held = [i for i in spec.inputs if i.is_parameter]
     rest = [i for i in spec.inputs if i not in held]
     optional = [i for i in held if i.absent is not None]
     params = [f"{annotated_param(p)}," for p in spec.params]
@@ -56,7 +56,7 @@ def _text_of(parts: list[str]) -> str:
 
 def _parameter(input_: Input) -> str:
     name = input_.name
-    start = 0.0 if input_.absent is None else input_.absent
+    start = input_.absent if input_.start is None else input_.start
     full = f"torch.full((columns,), {start!r}, device=device, dtype=dtype)"
     parameter = f"torch.nn.Parameter({full})"
     if input_.absent is None:

@@ -40,6 +40,8 @@ class TestView:
     mixed: bool
     column_sums: bool
     second_order: bool
+    tuned: str
+    tuned_dtype: str
     kept_columns: int
 
 
@@ -75,11 +77,30 @@ def test_view(plan: OpSchedule) -> TestView:
         mixed=len(floats) > 1,
         column_sums=any(entry.is_summed for entry in gradients),
         second_order=spec.double_backward,
+        tuned=_tuned(spec),
+        tuned_dtype=_tuned_dtype(spec),
         kept_columns=_kept_columns(plan) if "bfloat16" in spec.dtypes else 0,
     )
 
 
 test_view.__test__ = False  # type: ignore[attr-defined]
+
+
+SHORTEST_TUNED = 2048
+"""Shorter rows of every width are among the shapes of all ops."""
+
+
+def _tuned(spec: Spec) -> str:
+    """The widths that a spec tunes, in columns, as far as its rows reach; nothing if none."""
+    longest = spec.limits.max_columns if _tuned_dtype(spec) else 0
+    widths = {words for tuning in spec.tuning for words, _ in tuning.widths}
+    taken = sorted(words for words in widths if SHORTEST_TUNED <= words <= longest)
+    return _tuple(map(str, taken)) if taken else ""
+
+
+def _tuned_dtype(spec: Spec) -> str:
+    """The narrowest dtype that an op takes, in whose arithmetic a column is a word."""
+    return next((d for d in ("bfloat16", "float16", "float32") if d in spec.dtypes), "")
 
 
 def _kept_columns(plan: OpSchedule) -> int:

@@ -99,7 +99,6 @@ def dyt(
 
     Source: Zhu and others 2025, arXiv:2503.10622
     """
-
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"dyt: on_unsupported is {on_unsupported!r}; it takes {takes}")

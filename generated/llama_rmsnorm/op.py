@@ -158,7 +158,7 @@ class LlamaRMSNorm(torch.nn.Module):
         super().__init__()
         self.columns = columns
         self.eps = eps
-        self.weight = torch.nn.Parameter(torch.full((columns,), 0.0, device=device, dtype=dtype))
+        self.weight = torch.nn.Parameter(torch.full((columns,), 1.0, device=device, dtype=dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Runs ``llama_rmsnorm``; strides that the kernels do not take are copied."""

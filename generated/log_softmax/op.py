@@ -84,7 +84,6 @@ def log_softmax(
 
     Source: torch.nn.functional.log_softmax
     """
-
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"log_softmax: on_unsupported is {on_unsupported!r}; it takes {takes}")

@@ -77,7 +77,6 @@ def logsumexp(
 
     Source: torch.logsumexp
     """
-
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"logsumexp: on_unsupported is {on_unsupported!r}; it takes {takes}")

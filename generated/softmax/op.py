@@ -83,7 +83,6 @@ def softmax(
 
     Source: Milakov and Gimelshein 2018, arXiv:1805.02867
     """
-
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"softmax: on_unsupported is {on_unsupported!r}; it takes {takes}")

@@ -74,7 +74,6 @@ def squared_relu(
 
     Source: So and others 2021, arXiv:2109.08668
     """
-
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"squared_relu: on_unsupported is {on_unsupported!r}; it takes {takes}")

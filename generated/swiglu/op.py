@@ -78,7 +78,6 @@ def swiglu(
 
     Source: Shazeer 2020, arXiv:2002.05202
     """
-
     if on_unsupported not in ("raise", "copy", "reference"):
         takes = "'raise', 'copy' or 'reference'"
         raise ValueError(f"swiglu: on_unsupported is {on_unsupported!r}; it takes {takes}")
