@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from kgen.functions import adds_exp
 from kgen.ir import (
     BUILTINS,
     COMPARISONS,
@@ -140,7 +141,8 @@ class Emitter:
         if term.op in _BINARY:
             symbol, level = _BINARY[term.op]
             left, right = term.arguments
-            if term.op == "div" and term.type.kind is Kind.MATRIX and self._adds_exp(right):
+            is_matrix = term.type.kind is Kind.MATRIX
+            if term.op == "div" and is_matrix and adds_exp(self.program, right):
                 # One division a row. The sum is 1 at least, so its reciprocal is as exact.
                 return f"{self._text(left, level)} * (1.0 / {self._text(right, level + 1)})", level
             if term.op == "mul" and term.type.element is Element.INT and not _is_small(term):
@@ -168,24 +170,6 @@ class Emitter:
         place = f"{self.use('column_place')}({self.text(sides[0])})"
         texts = ["column" if _is_column(argument) else place for argument in term.arguments]
         return f" {_BINARY[term.op][0]} ".join(texts)
-
-    def _adds_exp(self, term: Term) -> bool:
-        """Whether a term is a row's sum of exponentials, or 1 in its place."""
-        term = self._defined(term)
-        if isinstance(term, Op) and term.op == "where":
-            ones = [t for t in term.arguments[1:] if isinstance(t, Literal) and t.value == 1]
-            return len(ones) == 1 and any(map(self._adds_exp, term.arguments[1:]))
-        if not (isinstance(term, Op) and term.op == "sum"):
-            return False
-        operand = self._defined(term.arguments[0])
-        if isinstance(operand, Op) and operand.op == "where":
-            return any(_is_exp(self._defined(branch)) for branch in operand.arguments[1:])
-        return _is_exp(operand)
-
-    def _defined(self, term: Term) -> Term:
-        """What a name stands for."""
-        definition = self.program.definition(term.name) if isinstance(term, Ref) else None
-        return term if definition is None else self._defined(definition.term)
 
     def _wide(self, term: Term) -> str:
         """A whole number in 64 bits: a product of columns has no room in 32."""
@@ -361,10 +345,6 @@ def _negated(condition: Term) -> Term:
 
 def _is_column(term: Term) -> bool:
     return isinstance(term, Ref) and term.name == "column"
-
-
-def _is_exp(term: Term) -> bool:
-    return isinstance(term, Op) and term.op == "exp"
 
 
 def _dtype(type_: Type) -> str:

@@ -83,8 +83,8 @@ FLOAT_FUNCTIONS = (
     "pow",
 )
 """Functions that take floats and give floats, whatever they are given."""
-SPECIAL = {*FLOAT_FUNCTIONS, "random", "div", "floordiv", "mod"} - {"sign"}
-"""What takes a GPU several instructions."""
+SPECIAL = frozenset({*FLOAT_FUNCTIONS, "random", "div", "floordiv", "mod"}) - {"sign"}
+"""Operations that take a GPU several instructions an element."""
 RANDOM_ROUNDS = 7
 """Rounds of Philox for a random number: the fewest that pass BigCrush in Salmon and others 2011."""
 RANDOM_WORDS = 4

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kgen.errors import Problems
-from kgen.ir import SPECIAL, Literal, Op, Variable, walk
+from kgen.functions import functions
+from kgen.ir import Variable
 from kgen.lower import RowOp
 from kgen.schedule import KEPT_BLOCK, Form, Kernel, OpSchedule, Pass, schedule
 from kgen.spec import (
@@ -49,13 +50,13 @@ ROW_TILES = (
     Tile(16384, 1, 16),
     Tile(32768, 1, 16),
 )
-# With little to hold and to work out, 32: twice as many rows are on their way where they fill half
-# of such a tile, and full ones take no longer.
+# 32 elements a thread where a tile holds and works out little. A row may fill only half of its
+# tile: then twice as many rows are on their way, and a full tile is no slower.
 LIGHT_ROW_TILES = (*ROW_TILES[:6], Tile(4096, 1, 4), Tile(8192, 1, 8))
 LIGHT = 3
-"""The matrices that a tile holds, and the functions of each element, together."""
-# Where each chunk of a row has a program: 16 elements a thread too. A tile that spans a row can be
-# padding by half, so that rows longer than two chunks have none.
+"""The matrices that a light tile holds, and the functions of each element, together."""
+# 16 elements a thread where each chunk of a row has a program. Rows longer than two chunks have no
+# tile of their own: up to half of it would be padding.
 CHUNKED_TILES, CHUNK_TILE = ROW_TILES[:6], Tile(1024, 1, 2)
 # Rows that are read again: two or more programs fit on a multiprocessor, except for the longest.
 RELOAD_TILES = (Tile(16384, 1, 16), Tile(32768, 1, 32), Tile(65536, 1, 32))
@@ -168,21 +169,6 @@ def _matrices_read(kernel: Kernel) -> list[Variable]:
     """Those that take registers: a condition takes a bit."""
     read = [v for v in kernel.program.variables if v.type.kind is Kind.MATRIX]
     return [v for v in read if v.type.element is not Element.BOOL]
-
-
-def _functions(kernel: Kernel) -> int:
-    """The functions that are worked out for each element, and what takes as long."""
-    terms = {term for each in kernel.program.definitions for term in walk(each.term)}
-    slow = [term for term in terms if isinstance(term, Op) and term.op in SPECIAL]
-    return sum(term.type.kind is Kind.MATRIX and not _multiplies(term) for term in slow)
-
-
-def _multiplies(term: Op) -> bool:
-    """Whether it is written as products: a whole power, or a division of rows by their values."""
-    by = term.arguments[-1]
-    if term.op == "pow":
-        return isinstance(by, Literal) and float(by.value).is_integer()
-    return term.op == "div" and by.type.kind is not Kind.MATRIX
 
 
 def tile_rule(plan: OpSchedule) -> dict[str, Tiles]:
@@ -434,7 +420,7 @@ def _sum_tiles(each: Pass) -> Tiles:
 
 def _short_tiles(kernel: Kernel) -> tuple[Tile, ...]:
     """Those of rows that stay in registers, where longer ones are read again."""
-    is_light = live_matrices(kernel) + _functions(kernel) <= LIGHT
+    is_light = live_matrices(kernel) + functions(kernel.program) <= LIGHT
     return LIGHT_ROW_TILES if is_light else _up_to(ROW_TILES, 8192)
 
 

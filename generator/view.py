@@ -246,7 +246,7 @@ def _summary(kernel: Kernel) -> str:
     if kernel.form is Form.TILE:
         return "Whole rows in registers: one (ROWS, BLOCK) tile a program."
     if kernel.form is Form.CHUNKS:
-        return "Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."
+        return "Chunks of BLOCK columns: one a program, those of a row next to each other."
     if kernel.form is Form.RELOAD:
         return f"Whole rows, read {_times(kernel)}: one (ROWS, BLOCK) tile a program."
     if kernel.form is Form.RELOAD_GROUPS:

@@ -256,7 +256,8 @@ def plan_text(plan: OpSchedule, direction: str, tiles: Tiles, is_split: bool) ->
     if is_split:
         block += " * 4 // compute.itemsize"
     else:
-        comment = ["    # In float64 numbers take two registers, and their functions many."]
+        why = "since numbers take two registers and functions many"
+        comment = [f"    # float64: a quarter of the columns, {why}."]
         block += " * 16 // compute.itemsize**2"
         if 32 in (chunk.warps, *(each.warps for _, each in tiles.chunks)):
             most = "128 // compute.itemsize"

@@ -541,6 +541,25 @@ def test_tiles_get_shorter_with_more_matrices() -> None:
     assert widest == {3: 16384, 6: 16384, 7: 8192, 12: 8192, 13: 4096}
 
 
+def test_gradients_that_hold_little_too() -> None:
+    """Three matrices, without a function and with one."""
+    for name, warps in (("softmax", 8), ("log_softmax", 16)):
+        row_op = lower(load(ROOT / "specs" / f"{name}.yaml"))
+        tile = untuned(schedule(row_op))["backward"].tile(8192)
+        assert tile is not None and tile.warps == warps
+
+
+def test_rows_that_are_walked_once() -> None:
+    """They come down to a number that nothing of the row waits for."""
+    gradients = "dx = dy * r\ndr = sum(dy * x)"
+    row_op = small_op("y = x * r", gradients, inputs={"r": "per_row"})
+    tiles = tile_rule(schedule(row_op))["backward"]
+    assert (tiles.whole_words, tiles.streaming) == (8192, Tile(8192, 1, 16))
+    row_op = small_op("s = sum(x)\ny = x * 2", outputs={"y": "x", "s": "x"})
+    tiles = tile_rule(schedule(row_op))["forward"]
+    assert (tiles.whole_words, tiles.streaming) == (8192, Tile(16384, 1, 32))
+
+
 @pytest.mark.parametrize(
     ("formula", "warps"),
     [
@@ -549,11 +568,14 @@ def test_tiles_get_shorter_with_more_matrices() -> None:
         ("e = exp(x - max(x))\ny = e * e ** 3 / sum(e)", 8),
         ("e = exp(x - max(x))\ny = e / sum(e) / (1 + x * x)", 16),
         ("e = exp(x - max(x))\ny = e * tanh(x) / sum(e)", 16),
-        ("e = exp(x - max(x))\ny = e * z / sum(e)", 16),
+        ("e = exp(x - max(x))\ny = e ** 7 / sum(e)", 16),
+        ("y = x / max(abs(x))", 8),
+        ("y = x / max(abs(x)) / 3", 16),
+        ("y = tanh(w) * x / max(abs(x))", 16),
     ],
 )
 def test_tiles_that_hold_little_have_half_the_warps(formula: str, warps: int) -> None:
-    inputs = {"z": "matrix"} if "z" in formula else {}
+    inputs = {"w": "per_column"} if "w" in formula else {}
     tiles = tile_rule(schedule(small_op(formula, inputs=inputs)))["forward"]
     tile = tiles.tile(8192)
     assert tile is not None

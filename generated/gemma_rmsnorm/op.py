@@ -487,7 +487,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_WHOLE_WORDS, FORWARD_WIDEST[element]):
-        # In float64 numbers take two registers, and their functions many.
+        # float64: a quarter of the columns, since numbers take two registers and functions many.
         return Plan(
             "streaming",
             1,

@@ -190,8 +190,7 @@ def jsd_backward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows in chunks of BLOCK columns: one (ROWS, BLOCK) tile a program."""
-    # The chunks of a row have programs next to each other.
+    """Chunks of BLOCK columns: one a program, those of a row next to each other."""
     n_chunks = tl.cdiv(n_columns, BLOCK)
     row = (tl.program_id(0) // n_chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(0) % n_chunks * BLOCK + tl.arange(0, BLOCK)[None, :]

@@ -355,7 +355,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_WHOLE_WORDS, FORWARD_WIDEST[element]):
-        # In float64 numbers take two registers, and their functions many.
+        # float64: a quarter of the columns, since numbers take two registers and functions many.
         return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 16)
     rows, warps = FORWARD_TILES[max(words, 64)]
     schedule = "reload" if words in FORWARD_RELOADED[element] else "resident"
@@ -368,7 +368,7 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(BACKWARD_WHOLE_WORDS, BACKWARD_WIDEST[element]):
-        # In float64 numbers take two registers, and their functions many.
+        # float64: a quarter of the columns, since numbers take two registers and functions many.
         return Plan(
             "streaming",
             1,
