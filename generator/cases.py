@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Mapping as Map
 from dataclasses import dataclass, field
 
@@ -97,14 +98,15 @@ class CaseReader:
         sizes = _Sizes()
         given: dict[str, object] = {}
         expect: dict[str, object] = {}
+        places: dict[str, tuple[Span, ...]] = {}
         for item in self._fields.entries(entry.value, f"case {quote(name)}"):
             if item.key.text == "expect":
-                expect = self._expect(item, sizes)
+                expect = self._expect(item, sizes, places)
             else:
                 given |= self._one(item, sizes)
         if isinstance(entry.value, Mapping):
             self._check_given(given, expect, {key.text for key, _ in entry.value.entries}, at)
-        return Case(name, tuple(given.items()), tuple(expect.items()), at)
+        return Case(name, tuple(given.items()), tuple(expect.items()), at, tuple(places.items()))
 
     def _one(self, item: Field, sizes: _Sizes) -> dict[str, object]:
         name = item.key.text
@@ -118,7 +120,9 @@ class CaseReader:
             return {}
         return {} if value is None else {name: value}
 
-    def _expect(self, item: Field, sizes: _Sizes) -> dict[str, object]:
+    def _expect(
+        self, item: Field, sizes: _Sizes, places: dict[str, tuple[Span, ...]]
+    ) -> dict[str, object]:
         found: dict[str, object] = {}
         for entry in self._fields.entries(item.value, "'expect'"):
             slot = self._expected.get(entry.key.text)
@@ -128,6 +132,7 @@ class CaseReader:
             value = self._values(entry, slot, sizes)
             if value is not None:
                 found[entry.key.text] = value
+                places[entry.key.text] = tuple(_leaves(entry.value))
         return found
 
     def _unknown(self, item: Field, takes: str, known: tuple[str, ...]) -> None:
@@ -242,3 +247,12 @@ def _depth(node: Node) -> int:
     if not isinstance(node, Sequence):
         return 0
     return 1 + max((_depth(item) for item in node.items[:1]), default=0)
+
+
+def _leaves(node: Node) -> Iterator[Span]:
+    """Where the numbers of a value stand, in the order of the text."""
+    if isinstance(node, Sequence):
+        for item in node.items:
+            yield from _leaves(item)
+    else:
+        yield node.at

@@ -132,12 +132,20 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A worked example for the tests: values by name, as nested tuples of numbers."""
+    """A worked example for the tests: values by name, as nested tuples of numbers.
+
+    ``places`` says where each number of ``expect`` stands, row by row.
+    """
 
     name: str
     given: tuple[tuple[str, object], ...]
     expect: tuple[tuple[str, object], ...]
     at: Span
+    places: tuple[tuple[str, tuple[Span, ...]], ...] = ()
+
+    def place_of(self, name: str, entry: int = 0) -> Span:
+        """Where an expected number stands, its value seen as one list."""
+        return dict(self.places)[name][entry]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,8 @@ def verify(specs: tuple[Path, ...], json_path: Path | None) -> None:
 
     Takes SPECS, or all specs/*.yaml. Outputs are compared with the reference, gradients with
     autograd of the reference and of the formulas, with the backward that kgen derives, and with
-    finite differences, in float64 for many shapes, params and selections of inputs. The reference
-    of each spec is run.
+    finite differences, in float64 for many shapes, params and selections of inputs, and the numbers
+    that the spec's own cases expect with what the formulas give. The reference of each spec is run.
     Needs PyTorch, but no GPU and no Triton. Exits with 1 if anything disagrees.
 
     The column 'error' is the largest error divided by what is allowed: above 1 disagrees.

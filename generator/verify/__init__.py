@@ -1,4 +1,4 @@
-"""Checks a spec's formulas against its reference and autograd: on the CPU, in float64.
+"""Checks a spec's formulas against its reference, autograd and its cases: on the CPU, in float64.
 
 ``verify(spec)`` runs the reference, which is the user's code; nothing else in kgen does. What it
 compares, and how a disagreement gets its line, is in docs/verify.md.

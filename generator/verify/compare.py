@@ -18,6 +18,7 @@ DIFFERENCES = "finite differences"
 WITHOUT = "gradients without it"
 DOUBLE = "autograd, twice"
 GRADCHECK = "gradcheck"
+CASES, SPEC = "cases", "the spec"
 
 
 def gap(got: Tensor, expected: Tensor, *, allow: float = 1.0, limits: bool = True) -> float | None:

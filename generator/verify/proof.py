@@ -11,6 +11,7 @@ from kgen.errors import KgenError, Problem
 from kgen.lower import RowOp, lower
 from kgen.spec import Spec, differentiable_inputs, gradient_name
 from kgen.verify.blame import blame
+from kgen.verify.cases import check_cases
 from kgen.verify.compare import (
     AUTOGRAD,
     DERIVED,
@@ -74,6 +75,7 @@ def _verified(spec: Spec) -> Report:
         _compare_double(facts)
         _check_reference(facts)
     problems = [] if facts.table.agrees else blame(facts)
+    problems += check_cases(op, facts.table)
     rows = sorted(facts.table.rows.values(), key=_order(facts))
     return Report(spec, rows, problems, remarks)
 
