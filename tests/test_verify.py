@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,12 @@ from small_op import ROOT, shipped
 
 GOOD = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
 GOLDENS = ROOT / "tests" / "verify"
+PAGE = (ROOT / "specs" / "README.md").read_text(encoding="utf-8")
+EXAMPLES = [
+    textwrap.dedent(block)
+    for block in re.findall(r"^ *```yaml\n(.*?)^ *```", PAGE, re.MULTILINE | re.DOTALL)
+    if "op:" in block
+]
 
 
 def good_text(op: str) -> str:
@@ -53,6 +60,13 @@ def shown(problems: list[Problem] | tuple[Problem, ...]) -> str:
 
 
 # --- specs that are right
+
+
+@pytest.mark.parametrize("text", EXAMPLES, ids=lambda text: text.split()[1])
+def test_the_examples_of_the_page_agree(text: str) -> None:
+    """Among them one whose backward gives a number where the derived one finds 0."""
+    report = verified(text)
+    assert report.agrees, report.problems
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)

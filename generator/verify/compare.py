@@ -28,6 +28,8 @@ def gap(got: Tensor, expected: Tensor, *, allow: float = 1.0, limits: bool = Tru
     have no right answer and do not count; None when no entry counts. Sums of M rows may lose
     ``sqrt(M)`` times as much, which ``allow`` says.
     """
+    if expected.dim() == 0:  # a gradient that is the same number everywhere
+        expected = expected.expand(got.shape)
     got = got.expand(expected.shape)
     known = ~expected.isnan() if limits else expected.isfinite()
     if not known.any():
