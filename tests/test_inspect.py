@@ -27,7 +27,7 @@ SAMPLE = (
     ("rmsnorm", "rmsnorm_sum_groups", "float32", "16384-131072"),
     ("softmax", "softmax_forward_streaming", "float64", "8192-262144"),
     ("layernorm", "layernorm_backward_resident", "float32", "8192"),
-    ("cross_entropy", "cross_entropy_backward_streaming", "bfloat16", "4095"),
+    ("cross_entropy", "cross_entropy_backward_streaming", "bfloat16", "4095-262143"),
 )
 SM_90, GFX942 = TARGETS["sm_90"], TARGETS["gfx942"]
 
