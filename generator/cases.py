@@ -21,6 +21,7 @@ from kgen.spec import (
 )
 from kgen.tree import Broken, Mapping, Node, Sequence, kind_of
 
+_Places = dict[str, tuple[Span, ...]]
 _DEPTHS = {
     Kind.MATRIX: (2,),
     Kind.PER_ROW: (1,),
@@ -98,10 +99,10 @@ class CaseReader:
         sizes = _Sizes()
         given: dict[str, object] = {}
         expect: dict[str, object] = {}
-        places: dict[str, tuple[Span, ...]] = {}
+        places: _Places = {}
         for item in self._fields.entries(entry.value, f"case {quote(name)}"):
             if item.key.text == "expect":
-                expect = self._expect(item, sizes, places)
+                expect, places = self._expect(item, sizes)
             else:
                 given |= self._one(item, sizes)
         if isinstance(entry.value, Mapping):
@@ -120,10 +121,9 @@ class CaseReader:
             return {}
         return {} if value is None else {name: value}
 
-    def _expect(
-        self, item: Field, sizes: _Sizes, places: dict[str, tuple[Span, ...]]
-    ) -> dict[str, object]:
+    def _expect(self, item: Field, sizes: _Sizes) -> tuple[dict[str, object], _Places]:
         found: dict[str, object] = {}
+        places: _Places = {}
         for entry in self._fields.entries(item.value, "'expect'"):
             slot = self._expected.get(entry.key.text)
             if slot is None:
@@ -133,7 +133,7 @@ class CaseReader:
             if value is not None:
                 found[entry.key.text] = value
                 places[entry.key.text] = tuple(_leaves(entry.value))
-        return found
+        return found, places
 
     def _unknown(self, item: Field, takes: str, known: tuple[str, ...]) -> None:
         name = item.key.text

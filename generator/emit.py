@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from kgen.functions import adds_exp
+from kgen.functions import PRODUCTS, adds_exp
 from kgen.ir import (
     BUILTINS,
     COMPARISONS,
@@ -216,7 +216,7 @@ class Emitter:
             return f"tl.sqrt({self.text(base)})", _ATOM
         if exponent == -0.5:
             return f"tl.rsqrt({self.text(base)})", _ATOM
-        if exponent in (1, 2, 3, 4):
+        if exponent in PRODUCTS:
             return " * ".join([self._text(base, 11 + 1)] * int(exponent)), 11
         if exponent in (-1, -2):
             base_text = self._text(base, 11 + 1)

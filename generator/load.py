@@ -237,8 +237,12 @@ class _Loader:
         absent = self._absent(found.get("absent"), element, first)
         grad = self._grad(found.get("grad"), element)
         shares = self._shares_columns(found.get("columns"), kind)
-        start = self._start_of(found.get("start"), kind, element)
-        return Input(name, kind, at, element, absent, grad, shares, start)
+        start = self._start_of(found.get("start"))
+        read = Input(name, kind, at, element, absent, grad, shares, start)
+        if "start" in found and not read.is_parameter:
+            message = "a module holds per_column inputs of floats alone: remove 'start'"
+            self._problems.add(message, found["start"].key.at)
+        return read
 
     def _kind(self, node: Node, first: bool) -> Kind:
         word = self._fields.choice(node, "kind", INPUT_KINDS)
@@ -271,13 +275,8 @@ class _Loader:
         value = self._value(field.value, element, "'absent'")
         return None if value is None else float(value)
 
-    def _start_of(self, field: Field | None, kind: Kind, element: Element) -> float | None:
-        if field is None:
-            return None
-        if kind is not Kind.PER_COLUMN or element is not Element.FLOAT:
-            message = "a module holds per_column inputs of floats alone: remove 'start'"
-            self._problems.add(message, field.key.at)
-        value = self._fields.number(field.value, "'start'")
+    def _start_of(self, field: Field | None) -> float | None:
+        value = self._fields.number(field.value, "'start'") if field else None
         return None if value is None else float(value)
 
     def _value(self, node: Node, element: Element, what: str) -> Number | None:

@@ -6,7 +6,7 @@ place of what the rule has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kgen.errors import Problems
@@ -55,9 +55,6 @@ ROW_TILES = (
 LIGHT_ROW_TILES = (*ROW_TILES[:6], Tile(4096, 1, 4), Tile(8192, 1, 8))
 LIGHT = 3
 """The matrices that a light tile holds, and the functions of each element, together."""
-# 16 elements a thread where each chunk of a row has a program. Rows longer than two chunks have no
-# tile of their own: up to half of it would be padding.
-CHUNKED_TILES, CHUNK_TILE = ROW_TILES[:6], Tile(1024, 1, 2)
 # Rows that are read again: two or more programs fit on a multiprocessor, except for the longest.
 RELOAD_TILES = (Tile(16384, 1, 16), Tile(32768, 1, 32), Tile(65536, 1, 32))
 # Gradients read two rows, which fill the registers sooner.
@@ -138,6 +135,11 @@ class Tiles:
     def rank(self, words: int) -> int:
         """The place of their schedule: resident, reload, and in chunks."""
         return 2 if words > self.whole_words else int(words in self.reloaded)
+
+
+CHUNKED = Tiles(ROW_TILES[:6], (), Tile(1024, 1, 2))
+"""16 elements a thread where each chunk of a row has a program. Rows longer than two chunks have no
+tile of their own: up to half of it would be padding."""
 
 
 def planned(row_op: RowOp) -> OpSchedule:
@@ -276,8 +278,10 @@ class _Retiling:
     def tiles(self) -> Tiles:
         """The tiles, or those of the rule where there is a problem."""
         before = len(self.problems)
+        self._check_kernels()
+        is_wrong = len(self.problems) > before
         streaming, split = self._streaming(), self._split()
-        if self._has_wrong_kernels():
+        if is_wrong:
             return self.rule
         said = {words: rank_of(tile) for words, tile in self.tuning.widths if tile.schedule}
         ranks = {words: reached(self.rule, said, words) for words in TUNED_WIDTHS}
@@ -288,9 +292,9 @@ class _Retiling:
         reloaded = tuple(words for words in TUNED_WIDTHS if ranks[words] == 1)
         return Tiles(tuple(whole), reloaded, streaming, split, chunks)
 
-    def _has_wrong_kernels(self) -> bool:
-        """Whether there are schedules that the direction lacks, or values that its kernels do."""
-        before, name = len(self.problems), self.tuning.direction
+    def _check_kernels(self) -> None:
+        """Schedules that the direction has, and values that its kernels take."""
+        name = self.tuning.direction
         long = "split" if self.has_sums else "streaming"
         for _, tile in self.tuning.widths:
             if tile.schedule == "reload" and _reload(self.kernels) is None:
@@ -304,7 +308,6 @@ class _Retiling:
                 if value.name in ("stages", "programs"):
                     message = f"{name} sums no gradients over rows, so its programs take one tile"
                     self.problems.add(f"{message} each: remove '{value.name}'", value.at)
-        return len(self.problems) > before
 
     def _streaming(self) -> Tile:
         tuned, tile = self.tuning.streaming, self.rule.streaming
@@ -381,8 +384,8 @@ def _forward_tiles(kernels: tuple[Kernel, ...]) -> Tiles:
         # Rows come down to numbers, and nothing waits for a store: twice as much a thread.
         lighter = tuple(replace(t, warps=max(1, t.warps // 2)) for t in ROW_TILES)
         return _shortened(Tiles(_up_to(lighter, 16384), (), Tile(8192, 1, 32)), live)
-    if _is_chunked(kernels):
-        return Tiles(CHUNKED_TILES, (), CHUNK_TILE)
+    if is_chunked(kernels):
+        return CHUNKED
     if walks == 1:
         return _shortened(Tiles(_up_to(ROW_TILES, 8192), (), Tile(16384, 1, 32)), live)
     chunk = Tile(8192, 1, 32) if walks == 2 else Tile(16384, 1, 16)
@@ -395,8 +398,8 @@ def _forward_tiles(kernels: tuple[Kernel, ...]) -> Tiles:
 
 def _gradient_tiles(each: Pass) -> Tiles:
     live, chunk = live_matrices(each.kernels[0]), Tile(16384, 1, 32)
-    if _is_chunked(each.kernels):
-        return Tiles(CHUNKED_TILES, (), CHUNK_TILE)
+    if is_chunked(each.kernels):
+        return CHUNKED
     if _walks(each.kernels) == 1:
         return _shortened(Tiles(_up_to(ROW_TILES, 8192), (), Tile(8192, 1, 16)), live)
     if _reload(each.kernels) is None or live > 3:
@@ -446,7 +449,7 @@ def _walks(kernels: tuple[Kernel, ...]) -> int:
     return max((len(kernel.walks) for kernel in again), default=1)
 
 
-def _is_chunked(kernels: tuple[Kernel, ...]) -> bool:
+def is_chunked(kernels: Sequence[Kernel]) -> bool:
     """Whether each chunk of a row has a program."""
     return any(kernel.form is Form.CHUNKS for kernel in kernels)
 

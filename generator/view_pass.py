@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.ir import Result, Role, Variable
-from kgen.schedule import Form, Kernel, OpSchedule, Pass
+from kgen.schedule import Kernel, OpSchedule, Pass
 from kgen.spec import Element, Input, Kind, Spec, gradient_name, second_gradient_name
-from kgen.tiles import Tile, Tiles, limits, rereads
+from kgen.tiles import Tile, Tiles, is_chunked, limits, rereads
 from kgen.view import extents, pointers, shares_columns, strided
 from kgen.view_words import empty_like, given, join, lines, row_stride, tensor_type, tuple_of
 
@@ -296,7 +296,7 @@ def kernel_choice(prefix: str, tiles: Tiles, is_streamed: bool) -> str:
 def grid(kernels: Sequence[Kernel]) -> str:
     """The programs of a direction that sums nothing over rows; a whole row is one tile."""
     tiles = ["triton.cdiv(n_rows, plan.rows)"]
-    tiles += ["triton.cdiv(n_columns, plan.block)"] * any(k.form is Form.CHUNKS for k in kernels)
+    tiles += ["triton.cdiv(n_columns, plan.block)"] * is_chunked(kernels)
     return tuple_of([" * ".join(tiles)])
 
 

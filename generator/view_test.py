@@ -11,6 +11,9 @@ from kgen.lower import RowOp
 from kgen.schedule import Form, OpSchedule
 from kgen.spec import COMPUTE, FLOAT_DTYPES, Case, Element, Input, Kind, Output, Param, Spec
 
+SHORTEST_TUNED = 2048
+"""Shorter rows of every width are among the shapes of all ops."""
+
 
 @dataclass(frozen=True, slots=True)
 class TestView:
@@ -84,10 +87,6 @@ def test_view(plan: OpSchedule) -> TestView:
 
 
 test_view.__test__ = False  # type: ignore[attr-defined]
-
-
-SHORTEST_TUNED = 2048
-"""Shorter rows of every width are among the shapes of all ops."""
 
 
 def _tuned(spec: Spec) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +14,13 @@ from kgen.schedule import Kernel, OpSchedule, schedule
 from kgen.view import KernelView, kernels_view
 
 ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "specs" / "README.md").read_text(encoding="utf-8")
+EXAMPLES = [
+    textwrap.dedent(block)
+    for block in re.findall(r"^ *```yaml\n(.*?)^ *```", PAGE, re.MULTILINE | re.DOTALL)
+    if "op:" in block
+]
+"""The specs that specs/README.md shows."""
 
 
 def small_op(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,10 @@ from kgen.spec import (
     has_gradient,
 )
 from ruamel.yaml import YAML
+from small_op import EXAMPLES, PAGE
 
 ROOT = Path(__file__).parent.parent
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
-README = (ROOT / "specs" / "README.md").read_text("utf-8")
-EXAMPLES = [
-    textwrap.dedent(block)
-    for block in re.findall(r"^ *```yaml\n(.*?)^ *```", README, re.MULTILINE | re.DOTALL)
-    if "op:" in block
-]
 SMALL = """\
 op: scaled
 summary: A small op.
@@ -77,7 +71,7 @@ def test_readme_examples(text: str) -> None:
 def test_readme_is_complete() -> None:
     assert len(EXAMPLES) >= 8
     for word in (*FUNCTIONS, *BUILTIN_NAMES):
-        assert f"`{word}" in README, word
+        assert f"`{word}" in PAGE, word
     used = "".join(EXAMPLES)
     for name in FUNCTIONS:
         assert f"{name}(" in used, f"no example calls {name}"
@@ -85,7 +79,7 @@ def test_readme_is_complete() -> None:
 
 def test_the_example_of_every_key() -> None:
     for key in SPEC_KEYS:
-        assert f"\n| `{key.name}` | " in README, key.name
+        assert f"\n| `{key.name}` | " in PAGE, key.name
     text = next(text for text in EXAMPLES if text.startswith("op: gated_norm\n"))
     assert [key.name for key in SPEC_KEYS if f"\n{key.name}:" not in f"\n{text}"] == []
     spec = load_text(text, "specs/example.yaml")

@@ -23,7 +23,7 @@ from kgen.load import load, load_text
 from kgen.lower import lower
 from kgen.schedule import OpSchedule, schedule
 from kgen.spec import LARGEST_TILE, TUNED_RANGES, TUNED_WIDTHS
-from kgen.tiles import CHUNKED_TILES, Tile, tile_rule
+from kgen.tiles import CHUNKED, Tile, tile_rule
 from kgen.tune import measuring
 from kgen.tune.building import build
 from kgen.tune.candidates import candidates
@@ -276,7 +276,7 @@ def test_a_width_stays_in_registers_beside_others_that_are_read_again() -> None:
     }
 
 
-CHUNKED_WIDTHS = [words for words in TUNED_WIDTHS if words > CHUNKED_TILES[-1].words]
+CHUNKED_WIDTHS = [words for words in TUNED_WIDTHS if words > CHUNKED.whole_words]
 
 
 def test_rows_in_chunks_share_the_chunk_that_is_best_for_all() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +23,10 @@ from kgen.lower import lower
 from kgen.verify import Report, verify
 from kgen.verify.compare import AUTOGRAD, DERIVED, DIFFERENCES, DOUBLE, OWN, REFERENCE, gap
 from kgen.verify.samples import samples
-from small_op import ROOT, shipped
+from small_op import EXAMPLES, ROOT, shipped
 
 GOOD = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
 GOLDENS = ROOT / "tests" / "verify"
-PAGE = (ROOT / "specs" / "README.md").read_text(encoding="utf-8")
-EXAMPLES = [
-    textwrap.dedent(block)
-    for block in re.findall(r"^ *```yaml\n(.*?)^ *```", PAGE, re.MULTILINE | re.DOTALL)
-    if "op:" in block
-]
 
 
 def good_text(op: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kgen.schedule import Form, OpSchedule, schedule
-from kgen.tiles import Tile, Tiles, tile_rule, untuned
+from kgen.tiles import Tile, Tiles, is_chunked, tile_rule, untuned
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,7 +76,7 @@ def directions_of(plan: OpSchedule) -> tuple[Direction, ...]:
             tiles[name],
             is_split=sums,
             can_reload=any(k.form in again for k in kernels),
-            has_chunks=any(k.form is Form.CHUNKS for k in kernels),
+            has_chunks=is_chunked(kernels),
         )
         for name, kernels, sums in found
     )
