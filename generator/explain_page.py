@@ -191,7 +191,7 @@ def _setting_rows(explained: Explanation) -> Iterator[tuple[str, ...]]:
         yield first, *(n[place] if place < len(n) else "" for n in names)
     yield "tile, rows x columns", *(f"{n.tile.rows} x {n.block}" for n in launches)
     yield "warps", *(str(n.tile.warps) for n in launches)
-    yield "pipeline stages, at most", *(str(n.tile.stages) for n in launches)
+    yield "stages, at most", *(str(n.tile.stages) for n in launches)
     yield "passes over a row", *(str(n.passes) for n in launches)
     yield "bytes read an element", *(f"{each(t.bytes_read):.2f}" for t in moved)
     yield "bytes written an element", *(f"{each(t.bytes_written):.2f}" for t in moved)

@@ -72,7 +72,8 @@ class Kernel:
 
     ``may_lack`` names the statistics that are not there when nobody wants what they serve. With a
     ``partition``, ``PER_BATCH`` or ``PER_PLACE``, all rows of a program are those of one matrix, or
-    those of one place in all matrices. One that ``keeps`` reads rows of ``KEPT_BLOCK`` again.
+    those of one place in all matrices. One that ``keeps`` reads rows of ``KEPT_BLOCK`` again, and
+    one that ``unrolls`` walks several chunks a step.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Kernel:
     may_lack: tuple[str, ...] = ()
     partition: Kind | None = None
     keeps: bool = False
+    unrolls: bool = False
 
     @property
     def is_grouped(self) -> bool:

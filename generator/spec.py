@@ -294,6 +294,7 @@ TILE_KEYS = (
 CHUNK_KEYS = (
     Key("block", "words of a chunk: a power of two"),
     Key("warps", "warps of a program: a power of two"),
+    Key("stages", "chunks that each step of a walk loads"),
 )
 SPLIT_KEYS = (
     Key("block", "words of a tile's columns: a power of two"),

@@ -108,7 +108,8 @@ class Tiles:
         whole: tiles that span rows, by width; wider rows are walked in chunks.
         reloaded: the widths whose rows are read again after each reduction; others that a tile
             spans stay in registers.
-        streaming: the chunk of a row's walk, or of that of the split's first kernel.
+        streaming: the chunk of a row's walk, or of that of the split's first kernel; ``stages`` of
+            them are a step of it.
         split: the tile of the split's second kernel.
         chunks: by width, what rows take in place of the streaming chunk, or of the split's tile.
     """
@@ -132,6 +133,11 @@ class Tiles:
         """What rows of ``words`` words are walked in; split where gradients are summed up."""
         return dict(self.chunks).get(words, self.split if is_split else self.streaming)
 
+    def unrolls(self, is_split: bool) -> bool:
+        """Whether steps of a walk take several chunks."""
+        walked = [self.streaming, *(tile for _, tile in self.chunks if not is_split)]
+        return any(tile.stages > 1 for tile in walked)
+
     def rank(self, words: int) -> int:
         """The place of their schedule: resident, reload, and in chunks."""
         return 2 if words > self.whole_words else int(words in self.reloaded)
@@ -154,6 +160,8 @@ def planned(row_op: RowOp) -> OpSchedule:
 
 
 def _taken(kernels: tuple[Kernel, ...], tiles: Tiles, longest: int) -> tuple[Kernel, ...]:
+    unrolls = tiles.unrolls(any(kernel.form is Form.SPLIT_COLUMNS for kernel in kernels))
+    kernels = tuple(replace(k, unrolls=unrolls and k.form is Form.STREAMING) for k in kernels)
     if not tiles.reloaded:
         again = _reload(kernels)
         return tuple(kernel for kernel in kernels if kernel is not again)
@@ -304,8 +312,9 @@ class _Retiling:
                 what = "sums" if self.has_sums else "does not sum"
                 message = f"{name} {what} gradients over rows, so its long rows are {long}"
                 self.problems.add(f"{message}, got '{tile.schedule}'", tile.reason_at)
+            is_walked = tile.schedule == "streaming" and not is_chunked(self.kernels)
             for value in () if self.has_sums else tile.values:
-                if value.name in ("stages", "programs"):
+                if value.name == "programs" or (value.name == "stages" and not is_walked):
                     message = f"{name} sums no gradients over rows, so its programs take one tile"
                     self.problems.add(f"{message} each: remove '{value.name}'", value.at)
 
@@ -316,9 +325,11 @@ class _Retiling:
         if not any(kernel.form in (Form.STREAMING, Form.CHUNKS) for kernel in self.kernels):
             message = f"no kernel of {self.tuning.direction} walks rows in chunks"
             self.problems.add(f"{message}: remove 'streaming'", tuned.at)
-        return replace(
-            tile, words=tuned.value("block", tile.words), warps=tuned.value("warps", tile.warps)
-        )
+        for value in tuned.values if is_chunked(self.kernels) else ():
+            if value.name == "stages":
+                message = f"each chunk of {self.tuning.direction} has a program, and nothing walks"
+                self.problems.add(f"{message}: remove 'stages'", value.at)
+        return self._retiled(replace(tile, words=tuned.value("block", tile.words)), tuned)
 
     def _split(self) -> Tile:
         tuned = self.tuning.split

@@ -80,7 +80,7 @@ class Launch:
     Attributes:
         schedule: ``resident``, ``streaming`` or ``split``.
         kernels: the kernels that walk rows, in order.
-        tile: rows, warps, pipeline stages and programs a multiprocessor.
+        tile: rows, warps, stages and programs a multiprocessor.
         block: the columns of a tile, padding included.
         passes: walks over a row, of all kernels together.
     """
@@ -190,6 +190,8 @@ def launch(plan: OpSchedule, direction: str, columns: int, element: int) -> Laun
     chunk = tiles.chunk(words, is_split=False)
     if compute_bytes == 8:
         chunk = replace(chunk, words=chunk.words // 2, warps=min(chunk.warps, 16))
+    if held == 8:
+        chunk = replace(chunk, stages=1)
     return Launch("streaming", long, chunk, chunk.words * 4 // compute_bytes, passes)
 
 

@@ -43,6 +43,7 @@ class KernelView:
     parameters: str
     has_chunks: bool
     first_column: str
+    chunks: str
     rows: RowsView
     body: Body
 
@@ -132,6 +133,7 @@ def _kernel_view(spec: Spec, kernel: Kernel, several: bool) -> KernelView:
         parameters="\n".join(f"{p}," for p in _parameters(kernel)),
         has_chunks=kernel.form is Form.CHUNKS,
         first_column=f"{first} + " if first else "",
+        chunks="0, n_columns, BLOCK" + ", loop_unroll_factor=STAGES" * kernel.unrolls,
         rows=_rows(kernel),
         body=kernel_body(spec, kernel, several),
     )
@@ -219,7 +221,7 @@ def _parameters(kernel: Kernel) -> tuple[str, ...]:
         "ROWS: tl.constexpr",
         "BLOCK: tl.constexpr",
         *(["SPAN: tl.constexpr"] if shares_columns(program) else []),
-        *(["STAGES: tl.constexpr"] if kernel.is_grouped else []),
+        *(["STAGES: tl.constexpr"] if kernel.is_grouped or kernel.unrolls else []),
     )
 
 

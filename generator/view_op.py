@@ -109,6 +109,7 @@ class OpView:
     has_sums: bool
     forward_constants: str
     forward_kernels: str
+    forward_unrolls: bool
     block: str
     forward_plan: str
     by_itemsize: bool
@@ -221,6 +222,7 @@ def op_view(plan: OpSchedule) -> OpView:
         has_sums=writer.has_sums,
         forward_constants=plan_constants(plan, "forward", forward, False),
         forward_kernels=kernel_choice(f"{spec.op}_forward", forward, True),
+        forward_unrolls=forward.unrolls(is_split=False),
         block=_block(plan),
         forward_plan=plan_text(plan, "forward", forward, False),
         by_itemsize=by_itemsize,

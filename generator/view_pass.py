@@ -50,6 +50,7 @@ class PassView:
     column_bytes: str
     whole_kernel: str
     whole_kernels: str
+    unrolls: bool
     grid: str
     resident_numbers: str
     split_rows: str
@@ -90,6 +91,7 @@ def pass_view(plan: OpSchedule, each: Pass, tiles: Tiles, arguments: Sequence[st
         column_bytes=writer.column_bytes(),
         whole_kernel=whole_kernel(f"{plan.row_op.spec.op}_{each.name}", tiles),
         whole_kernels=kernel_choice(f"{plan.row_op.spec.op}_{each.name}", tiles, not sums),
+        unrolls=not sums and tiles.unrolls(is_split=False),
         grid="" if sums else grid(each.kernels),
         resident_numbers=writer.numbers_of("resident"),
         split_rows=writer.split_rows(tiles.streaming),
@@ -213,8 +215,9 @@ def plan_constants(plan: OpSchedule, direction: str, tiles: Tiles, is_split: boo
     if is_split:
         text.append(f"{prefix}_SPLIT_BLOCK = {tiles.split.words}")
     if tiles.chunks:
-        values = "chunk, rows, warps, pipeline stages, programs" if is_split else "chunk, warps"
-        chunks = (f"{words}: {_chunk_text(tile, is_split)}" for words, tile in tiles.chunks)
+        values = "chunk, warps, chunks a step" if tiles.unrolls(is_split) else "chunk, warps"
+        values = "chunk, rows, warps, pipeline stages, programs" if is_split else values
+        chunks = (f"{words}: {_chunk_text(tiles, tile, is_split)}" for words, tile in tiles.chunks)
         text += [
             f"# Widths that have chunks of their own, in words -> {values}.",
             f"{prefix}_CHUNKS = {{{join(chunks)}}}",
@@ -222,9 +225,11 @@ def plan_constants(plan: OpSchedule, direction: str, tiles: Tiles, is_split: boo
     return lines(text)
 
 
-def _chunk_text(tile: Tile, is_split: bool, block: str = "") -> str:
+def _chunk_text(tiles: Tiles, tile: Tile, is_split: bool, block: str = "") -> str:
     """A chunk as a tuple; ``block`` stands for its words."""
-    rest = [tile.rows, tile.warps, tile.stages, tile.programs] if is_split else [tile.warps]
+    rest = [tile.warps, *[tile.stages] * tiles.unrolls(is_split)]
+    if is_split:
+        rest = [tile.rows, tile.warps, tile.stages, tile.programs]
     return f"({join([block or str(tile.words), *map(str, rest)])})"
 
 
@@ -246,8 +251,9 @@ def plan_text(plan: OpSchedule, direction: str, tiles: Tiles, is_split: bool) ->
     names = "rows, warps, stages, programs" if is_split else "rows, warps"
     rows, own = str(chunk.rows), []
     if tiles.chunks:
-        given = "block, rows, warps, stages, programs" if is_split else "block, warps"
-        usual = _chunk_text(chunk, is_split, block)
+        given = "block, warps, stages" if tiles.unrolls(is_split) else "block, warps"
+        given = "block, rows, warps, stages, programs" if is_split else given
+        usual = _chunk_text(tiles, chunk, is_split, block)
         own = [f"    {given} = {prefix}_CHUNKS.get(words, {usual})"]
         block, warps = "block", "warps"
         if is_split:
@@ -259,6 +265,11 @@ def plan_text(plan: OpSchedule, direction: str, tiles: Tiles, is_split: bool) ->
         why = "since numbers take two registers and functions many"
         comment = [f"    # float64: a quarter of the columns, {why}."]
         block += " * 16 // compute.itemsize**2"
+        if tiles.unrolls(is_split):
+            rest = f", {unrolled('stages' if tiles.chunks else str(chunk.stages))}"
+            comment.append(
+                "    # Nor have registers room for several chunks then, or where no vector fits."
+            )
         if 32 in (chunk.warps, *(each.warps for _, each in tiles.chunks)):
             most = "128 // compute.itemsize"
             warps = f"min(warps, {most})" if tiles.chunks else most
@@ -278,6 +289,11 @@ def plan_text(plan: OpSchedule, direction: str, tiles: Tiles, is_split: bool) ->
         text.append(f'schedule = "reload" if {is_reloaded} else "resident"')
     text.append(f"return Plan({schedule}, rows, block, {names.removeprefix('rows, ')})")
     return lines(text)
+
+
+def unrolled(stages: str) -> str:
+    """The chunks of a step: without vectors, and in float64, one fills the registers."""
+    return f"{stages} if n_columns % 16 == 0 and compute.itemsize == 4 else 1"
 
 
 def whole_kernel(prefix: str, tiles: Tiles) -> str:
@@ -602,6 +618,7 @@ class _PassWriter:
                 "    COMPUTE=TRITON_DTYPES[compute],",
                 "    ROWS=1,",
                 f"    BLOCK={self.each.name.upper()}_STREAMING_BLOCK * 2 // call.itemsize,",
+                *[f"    STAGES={unrolled(str(tile.stages))},"] * kernel.unrolls,
                 f"    num_warps={tile.warps},",
                 ")",
             ]

@@ -811,9 +811,13 @@ def test_lowered_rows_have_the_chunks_of_the_path_at_every_width(path):
 
 
 def test_lowered_chunks_are_as_long_as_those_of_the_module():
-    """Rows that are not split have no tile of several rows, stages and programs."""
+    """Rows that are not split have no tile of several rows, and stages only if said."""
     op = fake()
-    for own, expected in (((128, 1), (32, 4)), ((2048, 4, 8, 3, 1), (32, 2, 4, 2, 2))):
+    for own, expected in (
+        ((128, 1), (32, 4)),
+        ((128, 1, 8), (32, 4, 2)),
+        ((2048, 4, 8, 3, 1), (32, 2, 4, 2, 2)),
+    ):
         op.module.BACKWARD_CHUNKS = {262144: own}
         with paths.on_path(op, "lowered"):
             assert {512: expected} == op.module.BACKWARD_CHUNKS

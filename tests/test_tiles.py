@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,26 @@ def test_chunks() -> None:
     tiles = tuned("rmsnorm", "forward", "streaming: {block: 2048}")
     assert tiles.streaming == Tile(2048, 1, rule("rmsnorm").streaming.warps)
     assert tuned("rmsnorm", "backward", "streaming: {warps: 1}").streaming == Tile(4096, 1, 1)
+
+
+def test_steps_of_several_chunks() -> None:
+    """``stages`` of a width are those of the direction unless it says its own."""
+    tiles = tuned(
+        "rmsnorm",
+        "forward",
+        "32768: {schedule: streaming, block: 4096}",
+        "65536: {schedule: streaming, stages: 1}",
+        "streaming: {block: 2048, warps: 4, stages: 2}",
+    )
+    assert tiles.streaming == Tile(2048, 1, 4, 2)
+    assert tiles.chunks == ((32768, Tile(4096, 1, 4, 2)), (65536, Tile(2048, 1, 4, 1)))
+    assert tiles.unrolls(is_split=False)
+    of_width = tuned("rmsnorm", "forward", "32768: {schedule: streaming, stages: 2}")
+    assert of_width.streaming.stages == 1 and of_width.unrolls(is_split=False)
+    # Of the split, the first kernel walks; the stages of its tiles are those of a pipeline.
+    assert tuned("rmsnorm", "backward", "streaming: {stages: 2}").unrolls(is_split=True)
+    assert not tuned("rmsnorm", "backward", "split: {stages: 2}").unrolls(is_split=True)
+    assert not rule("rmsnorm").unrolls(is_split=False)
 
 
 def test_a_chunk_for_a_width() -> None:
@@ -215,11 +236,33 @@ def test_the_wrapper_has_the_chunks_of_widths() -> None:
     assert "DOUBLE_BACKWARD_CHUNKS" not in wrapper
 
 
+def test_the_wrapper_says_how_many_chunks_are_a_step() -> None:
+    text = "32768: {schedule: streaming, block: 4096}\n    streaming: {warps: 8, stages: 4}"
+    plan = plan_of(
+        "rmsnorm", f"tuning:\n  forward:\n    {text}\n  backward:\n    streaming: {{stages: 2}}\n"
+    )
+    files = render_op(plan.row_op.spec)
+    for line in (
+        "\n# Widths that have chunks of their own, in words -> chunk, warps, chunks a step."
+        "\nFORWARD_CHUNKS = {32768: (4096, 8, 4)}\n",
+        '\n    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}\n',
+        "        block, warps, stages = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 8, 4))\n",
+        "            stages if n_columns % 16 == 0 and compute.itemsize == 4 else 1,\n",
+        "            STAGES=2 if n_columns % 16 == 0 and compute.itemsize == 4 else 1,\n",
+    ):
+        assert line in files["rmsnorm/op.py"], line
+    walks = re.findall(r"tl\.range\(0, n_columns, (.*)\):", files["rmsnorm/kernels.py"])
+    assert walks == ["BLOCK, loop_unroll_factor=STAGES"] * 3
+    plain = render_op(plan_of("rmsnorm").row_op.spec)
+    assert "loop_unroll_factor" not in plain["rmsnorm/kernels.py"]
+    assert "**stages" not in plain["rmsnorm/op.py"]
+
+
 OWN_CHUNKS = """\
 tuning:
   forward:
     2048: {schedule: streaming, block: 512, warps: 32}
-    8192: {schedule: streaming, block: 1024}
+    8192: {schedule: streaming, block: 1024, stages: 2}
     streaming: {block: 4096, warps: 8}
   backward:
     2048: {schedule: split, block: 256, rows: 2, warps: 8, stages: 2, programs: 3}

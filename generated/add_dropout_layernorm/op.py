@@ -45,7 +45,9 @@ FEW_TILES = 4
 # WIDEST: the widest rows that are not taken in chunks, since wide elements fill registers.
 FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
-FORWARD_STREAMING_BLOCK = 2048
+FORWARD_STREAMING_BLOCK = 4096
+# Widths that have chunks of their own, in words -> chunk, warps.
+FORWARD_CHUNKS = {32768: (2048, 8)}
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
@@ -587,8 +589,9 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 16))
         # float64: a quarter of the columns, since numbers take two registers and functions many.
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 8)
+        return Plan("streaming", 1, block * 16 // compute.itemsize**2, warps)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

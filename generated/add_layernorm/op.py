@@ -500,6 +500,7 @@ def _plan_backward(
             COMPUTE=TRITON_DTYPES[compute],
             ROWS=1,
             BLOCK=BACKWARD_STREAMING_BLOCK * 2 // call.itemsize,
+            STAGES=4 if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
             num_warps=16,
         )
         main = Launch(

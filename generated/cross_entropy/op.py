@@ -37,6 +37,8 @@ MAX_FLOAT = sys.float_info.max
 # The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
 FORWARD_RESIDENT_WORDS = 8192
 FORWARD_STREAMING_BLOCK = 2048
+# Widths that have chunks of their own, in words -> chunk, warps.
+FORWARD_CHUNKS = {262144: (4096, 8)}
 BACKWARD_RESIDENT_WORDS = 2048
 BACKWARD_STREAMING_BLOCK = 1024
 
@@ -455,8 +457,9 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 4))
         # float64: a quarter of the columns, since numbers take two registers and functions many.
-        return Plan("streaming", 1, FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2, 8)
+        return Plan("streaming", 1, block * 16 // compute.itemsize**2, warps)
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)
 

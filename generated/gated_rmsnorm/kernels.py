@@ -135,6 +135,7 @@ def gated_rmsnorm_forward_streaming(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns, walked twice."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -142,7 +143,7 @@ def gated_rmsnorm_forward_streaming(
     eps = tl.full((1, 1), eps, COMPUTE)
 
     mean_h_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in tl.range(0, n_columns, BLOCK):
+    for start in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
@@ -164,7 +165,7 @@ def gated_rmsnorm_forward_streaming(
 
     # Backwards, from the chunks that the cache has got last.
     last_start = (n_columns - 1) // BLOCK * BLOCK
-    for back in tl.range(0, n_columns, BLOCK):
+    for back in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
@@ -282,6 +283,7 @@ def gated_rmsnorm_backward_split_rows(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -289,7 +291,7 @@ def gated_rmsnorm_backward_split_rows(
     rstd = tl.load(rstd_ptr + row, mask=in_rows, other=0.0)
 
     mean_g_hhat_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in tl.range(0, n_columns, BLOCK):
+    for start in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns

@@ -46,6 +46,8 @@ FEW_TILES = 4
 FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
+# Widths that have chunks of their own, in words -> chunk, warps, chunks a step.
+FORWARD_CHUNKS = {131072: (16384, 32, 4), 262144: (16384, 32, 4)}
 BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
@@ -314,6 +316,7 @@ def _plan_forward(
         "resident": gated_rmsnorm_forward_resident,
         "streaming": gated_rmsnorm_forward_streaming,
     }[plan.schedule]
+    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -326,6 +329,7 @@ def _plan_forward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
+        **stages,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -431,6 +435,7 @@ def _plan_backward(
             COMPUTE=TRITON_DTYPES[compute],
             ROWS=1,
             BLOCK=BACKWARD_STREAMING_BLOCK * 2 // call.itemsize,
+            STAGES=4 if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
             num_warps=16,
         )
         main = Launch(
@@ -519,12 +524,15 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+        block, warps, stages = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32, 1))
         # float64: a quarter of the columns, since numbers take two registers and functions many.
+        # Nor have registers room for several chunks then, or where no vector fits.
         return Plan(
             "streaming",
             1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
+            block * 16 // compute.itemsize**2,
+            min(warps, 128 // compute.itemsize),
+            stages if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)

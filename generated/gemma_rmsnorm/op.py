@@ -49,7 +49,7 @@ FEW_TILES = 4
 FORWARD_WHOLE_WORDS = 65536
 FORWARD_RELOADED = {2: (16384, 32768, 65536), 4: (32768,), 8: ()}
 FORWARD_WIDEST = {2: 65536, 4: 32768, 8: 8192}
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_WHOLE_WORDS = 16384
 BACKWARD_RELOADED = {2: (16384,), 4: (), 8: ()}
 BACKWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
@@ -287,6 +287,7 @@ def _plan_forward(
         "reload": gemma_rmsnorm_forward_reload,
         "streaming": gemma_rmsnorm_forward_streaming,
     }[plan.schedule]
+    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -297,6 +298,7 @@ def _plan_forward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
+        **stages,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -488,11 +490,13 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_WHOLE_WORDS, FORWARD_WIDEST[element]):
         # float64: a quarter of the columns, since numbers take two registers and functions many.
+        # Nor have registers room for several chunks then, or where no vector fits.
         return Plan(
             "streaming",
             1,
             FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
             128 // compute.itemsize,
+            4 if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
     schedule = "reload" if words in FORWARD_RELOADED[element] else "resident"

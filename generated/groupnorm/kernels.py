@@ -244,6 +244,7 @@ def groupnorm_forward_streaming(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPAN: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns, walked twice, mean and variance together."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -259,7 +260,7 @@ def groupnorm_forward_streaming(
     mu_pivot = row_mean(x, tl.minimum(n_columns, BLOCK))
     mu_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
     mean_x_minus_mu_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in tl.range(0, n_columns, BLOCK):
+    for start in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
@@ -282,7 +283,7 @@ def groupnorm_forward_streaming(
 
     # Backwards, from the chunks that the cache has got last.
     last_start = (n_columns - 1) // BLOCK * BLOCK
-    for back in tl.range(0, n_columns, BLOCK):
+    for back in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns

@@ -48,9 +48,9 @@ FEW_TILES = 4
 FORWARD_WHOLE_WORDS = 16384
 FORWARD_RELOADED = {2: (16384,), 4: (), 8: ()}
 FORWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
-FORWARD_STREAMING_BLOCK = 4096
-# Widths that have chunks of their own, in words -> chunk, warps.
-FORWARD_CHUNKS = {32768: (4096, 8), 131072: (4096, 8)}
+FORWARD_STREAMING_BLOCK = 8192
+# Widths that have chunks of their own, in words -> chunk, warps, chunks a step.
+FORWARD_CHUNKS = {32768: (4096, 8, 2)}
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
@@ -284,6 +284,7 @@ def _plan_forward(
         "reload": groupnorm_forward_reload,
         "streaming": groupnorm_forward_streaming,
     }[plan.schedule]
+    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -300,6 +301,7 @@ def _plan_forward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
+        **stages,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -526,9 +528,16 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_WHOLE_WORDS, FORWARD_WIDEST[element]):
-        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 16))
+        block, warps, stages = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32, 2))
         # float64: a quarter of the columns, since numbers take two registers and functions many.
-        return Plan("streaming", 1, block * 16 // compute.itemsize**2, warps)
+        # Nor have registers room for several chunks then, or where no vector fits.
+        return Plan(
+            "streaming",
+            1,
+            block * 16 // compute.itemsize**2,
+            min(warps, 128 // compute.itemsize),
+            stages if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
+        )
     rows, warps = FORWARD_TILES[max(words, 64)]
     schedule = "reload" if words in FORWARD_RELOADED[element] else "resident"
     return Plan(schedule, rows, block, warps)

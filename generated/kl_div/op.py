@@ -37,6 +37,8 @@ MAX_ROWS = 2**30
 FORWARD_RESIDENT_WORDS = 16384
 FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
+# Widths that have chunks of their own, in words -> chunk, warps.
+FORWARD_CHUNKS = {32768: (4096, 16)}
 BACKWARD_RESIDENT_WORDS = 2048
 BACKWARD_STREAMING_BLOCK = 1024
 
@@ -353,12 +355,10 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32))
         # float64: a quarter of the columns, since numbers take two registers and functions many.
         return Plan(
-            "streaming",
-            1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
+            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)

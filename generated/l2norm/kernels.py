@@ -110,6 +110,7 @@ def l2norm_forward_streaming(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns, walked twice."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -117,7 +118,7 @@ def l2norm_forward_streaming(
     eps = tl.full((1, 1), eps, COMPUTE)
 
     sum_x_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in tl.range(0, n_columns, BLOCK):
+    for start in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
@@ -138,7 +139,7 @@ def l2norm_forward_streaming(
 
     # Backwards, from the chunks that the cache has got last.
     last_start = (n_columns - 1) // BLOCK * BLOCK
-    for back in tl.range(0, n_columns, BLOCK):
+    for back in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
@@ -253,6 +254,7 @@ def l2norm_backward_streaming(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns, walked twice."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -264,7 +266,7 @@ def l2norm_backward_streaming(
     greater_length_eps = length > eps
 
     sum_dy_xhat_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in tl.range(0, n_columns, BLOCK):
+    for start in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
@@ -283,7 +285,7 @@ def l2norm_backward_streaming(
 
     # Backwards, from the chunks that the cache has got last.
     last_start = (n_columns - 1) // BLOCK * BLOCK
-    for back in tl.range(0, n_columns, BLOCK):
+    for back in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns

@@ -42,7 +42,7 @@ MAX_FLOAT = sys.float_info.max
 FORWARD_WHOLE_WORDS = 65536
 FORWARD_RELOADED = {2: (16384, 32768, 65536), 4: (), 8: ()}
 FORWARD_WIDEST = {2: 65536, 4: 32768, 8: 8192}
-FORWARD_STREAMING_BLOCK = 8192
+FORWARD_STREAMING_BLOCK = 16384
 BACKWARD_WHOLE_WORDS = 65536
 BACKWARD_RELOADED = {2: (16384, 32768, 65536), 4: (16384,), 8: ()}
 BACKWARD_WIDEST = {2: 65536, 4: 16384, 8: 8192}
@@ -238,6 +238,7 @@ def _plan_forward(
         "reload": l2norm_forward_reload,
         "streaming": l2norm_forward_streaming,
     }[plan.schedule]
+    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -248,6 +249,7 @@ def _plan_forward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
+        **stages,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -297,6 +299,7 @@ def _plan_backward(
         "reload": l2norm_backward_reload,
         "streaming": l2norm_backward_streaming,
     }[plan.schedule]
+    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -308,6 +311,7 @@ def _plan_backward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
+        **stages,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -366,11 +370,13 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_WHOLE_WORDS, FORWARD_WIDEST[element]):
         # float64: a quarter of the columns, since numbers take two registers and functions many.
+        # Nor have registers room for several chunks then, or where no vector fits.
         return Plan(
             "streaming",
             1,
             FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
             128 // compute.itemsize,
+            4 if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
     schedule = "reload" if words in FORWARD_RELOADED[element] else "resident"
@@ -384,11 +390,13 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(BACKWARD_WHOLE_WORDS, BACKWARD_WIDEST[element]):
         # float64: a quarter of the columns, since numbers take two registers and functions many.
+        # Nor have registers room for several chunks then, or where no vector fits.
         return Plan(
             "streaming",
             1,
             BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
             128 // compute.itemsize,
+            4 if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
         )
     rows, warps = BACKWARD_TILES[max(words, 64)]
     schedule = "reload" if words in BACKWARD_RELOADED[element] else "resident"

@@ -257,6 +257,7 @@ def layernorm_backward_split_rows(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns, walked once."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -266,7 +267,7 @@ def layernorm_backward_split_rows(
 
     mean_g_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
     mean_g_xhat_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in tl.range(0, n_columns, BLOCK):
+    for start in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns

@@ -81,47 +81,6 @@ def llama_rmsnorm_forward_resident(
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps"])
-def llama_rmsnorm_forward_reload(
-    x_ptr,
-    weight_ptr,
-    y_ptr,
-    rstd_ptr,
-    x_row_stride,
-    n_rows,
-    n_columns,
-    eps: tl.float64,
-    COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Whole rows, read twice: one (ROWS, BLOCK) tile a program."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, BLOCK)[None, :]
-    in_rows = row < n_rows
-    in_columns = column < n_columns
-    mask = in_rows & in_columns
-    eps = tl.full((1, 1), eps, COMPUTE)
-
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_last"
-    ).to(COMPUTE)
-    mean_x_squared = row_mean(x * x, n_columns)
-    # rstd = rsqrt(mean(x * x) + eps)
-    rstd = tl.rsqrt(mean_x_squared + eps)
-    if rstd_ptr is not None:
-        tl.store(rstd_ptr + row, rstd, mask=in_rows)
-
-    # Read again: the cache has the row, and registers would be short.
-    x = tl.load(
-        x_ptr + row * x_row_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-    ).to(COMPUTE)
-    weight = tl.load(weight_ptr + column, mask=in_columns, other=0.0).to(COMPUTE)
-    # y = cast(x * rstd, x) * weight
-    y = (x * rstd).to(x_ptr.dtype.element_ty).to(COMPUTE) * weight
-    tl.store(y_ptr + row * n_columns + column, y, mask=mask, cache_modifier=".cs")
-
-
-@triton.jit(do_not_specialize=["n_rows", "eps"])
 def llama_rmsnorm_forward_streaming(
     x_ptr,
     weight_ptr,
@@ -134,6 +93,7 @@ def llama_rmsnorm_forward_streaming(
     COMPUTE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Rows in chunks of BLOCK columns, walked twice."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -141,7 +101,7 @@ def llama_rmsnorm_forward_streaming(
     eps = tl.full((1, 1), eps, COMPUTE)
 
     mean_x_squared_lanes = tl.zeros((ROWS, BLOCK), COMPUTE)
-    for start in tl.range(0, n_columns, BLOCK):
+    for start in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = start + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns
@@ -157,7 +117,7 @@ def llama_rmsnorm_forward_streaming(
 
     # Backwards, from the chunks that the cache has got last.
     last_start = (n_columns - 1) // BLOCK * BLOCK
-    for back in tl.range(0, n_columns, BLOCK):
+    for back in tl.range(0, n_columns, BLOCK, loop_unroll_factor=STAGES):
         column = last_start - back + tl.arange(0, BLOCK)[None, :]
         in_columns = column < n_columns
         mask = in_rows & in_columns

@@ -20,7 +20,6 @@ from .kernels import (
     llama_rmsnorm_backward_resident,
     llama_rmsnorm_backward_split_columns,
     llama_rmsnorm_backward_split_rows,
-    llama_rmsnorm_forward_reload,
     llama_rmsnorm_forward_resident,
     llama_rmsnorm_forward_streaming,
     llama_rmsnorm_sum_groups,
@@ -46,10 +45,11 @@ FEW_TILES = 4
 # Keys: bytes of an element; where N is no multiple of 16, no vector fits, and rows count as 8.
 # RELOADED: widths that are read again after each reduction, while the cache has the row.
 # WIDEST: the widest rows that are not taken in chunks, since wide elements fill registers.
-FORWARD_WHOLE_WORDS = 65536
-FORWARD_RELOADED = {2: (32768, 65536), 4: (), 8: ()}
-FORWARD_WIDEST = {2: 65536, 4: 32768, 8: 8192}
+FORWARD_RESIDENT_WORDS = 16384
+FORWARD_WIDEST = {2: 16384, 4: 16384, 8: 8192}
 FORWARD_STREAMING_BLOCK = 8192
+# Widths that have chunks of their own, in words -> chunk, warps, chunks a step.
+FORWARD_CHUNKS = {131072: (16384, 32, 4), 262144: (16384, 32, 4)}
 BACKWARD_WHOLE_WORDS = 16384
 BACKWARD_RELOADED = {2: (16384,), 4: (), 8: ()}
 BACKWARD_WIDEST = {2: 16384, 4: 8192, 8: 4096}
@@ -278,9 +278,9 @@ def _plan_forward(
     plan = forward_plan(n_columns, compute, call.itemsize)
     kernel = {
         "resident": llama_rmsnorm_forward_resident,
-        "reload": llama_rmsnorm_forward_reload,
         "streaming": llama_rmsnorm_forward_streaming,
     }[plan.schedule]
+    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -291,6 +291,7 @@ def _plan_forward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
+        **stages,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -458,8 +459,6 @@ FORWARD_TILES = {
     4096: (1, 4),
     8192: (1, 8),
     16384: (1, 8),
-    32768: (1, 16),
-    65536: (1, 32),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -480,17 +479,19 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_WHOLE_WORDS, FORWARD_WIDEST[element]):
+    if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
+        block, warps, stages = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32, 1))
         # float64: a quarter of the columns, since numbers take two registers and functions many.
+        # Nor have registers room for several chunks then, or where no vector fits.
         return Plan(
             "streaming",
             1,
-            FORWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
-            128 // compute.itemsize,
+            block * 16 // compute.itemsize**2,
+            min(warps, 128 // compute.itemsize),
+            stages if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
-    schedule = "reload" if words in FORWARD_RELOADED[element] else "resident"
-    return Plan(schedule, rows, block, warps)
+    return Plan("resident", rows, block, warps)
 
 
 def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:

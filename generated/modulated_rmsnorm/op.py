@@ -43,11 +43,10 @@ FEW_TILES = 4
 # The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
 # Keys: bytes of an element; where N is no multiple of 16, no vector fits, and rows count as 8.
 # WIDEST: the widest rows that are not taken in chunks, since wide elements fill registers.
-FORWARD_RESIDENT_WORDS = 8192
-FORWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
+FORWARD_RESIDENT_WORDS = 4096
 FORWARD_STREAMING_BLOCK = 8192
-# Widths that have chunks of their own, in words -> chunk, warps.
-FORWARD_CHUNKS = {16384: (4096, 16)}
+# Widths that have chunks of their own, in words -> chunk, warps, chunks a step.
+FORWARD_CHUNKS = {8192: (2048, 8, 2), 16384: (4096, 16, 2)}
 BACKWARD_RESIDENT_WORDS = 8192
 BACKWARD_WIDEST = {2: 8192, 4: 8192, 8: 4096}
 BACKWARD_STREAMING_BLOCK = 4096
@@ -269,11 +268,12 @@ def _plan_forward(
     """The launch for tensors like these."""
     n_rows, n_columns, compute = call.n_rows, call.n_columns, call.compute
     n_places = call.shape[-2]
-    plan = forward_plan(n_columns, compute, call.itemsize)
+    plan = forward_plan(n_columns, compute)
     kernel = {
         "resident": modulated_rmsnorm_forward_resident,
         "streaming": modulated_rmsnorm_forward_streaming,
     }[plan.schedule]
+    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -287,6 +287,7 @@ def _plan_forward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
+        **stages,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -474,7 +475,6 @@ FORWARD_TILES = {
     1024: (4, 4),
     2048: (4, 8),
     4096: (1, 8),
-    8192: (1, 16),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -489,16 +489,20 @@ BACKWARD_TILES = {
 }
 
 
-def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
+def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     """A function of N and the dtypes alone: a row's bits do not depend on the rows beside it."""
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
-    element = itemsize if n_columns % 16 == 0 else 8
-    if words > min(FORWARD_RESIDENT_WORDS, FORWARD_WIDEST[element]):
-        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32))
+    if words > FORWARD_RESIDENT_WORDS:
+        block, warps, stages = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32, 1))
         # float64: a quarter of the columns, since numbers take two registers and functions many.
+        # Nor have registers room for several chunks then, or where no vector fits.
         return Plan(
-            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
+            "streaming",
+            1,
+            block * 16 // compute.itemsize**2,
+            min(warps, 128 // compute.itemsize),
+            stages if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)

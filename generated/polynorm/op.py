@@ -41,10 +41,17 @@ SCRATCH_BYTES = 64 * 2**20
 FEW_TILES = 4
 
 # The widest rows that one tile spans, in 4-byte words; longer ones are taken in chunks.
-FORWARD_RESIDENT_WORDS = 4096
-FORWARD_STREAMING_BLOCK = 4096
-# Widths that have chunks of their own, in words -> chunk, warps.
-FORWARD_CHUNKS = {8192: (1024, 4), 65536: (8192, 16), 131072: (8192, 32), 262144: (16384, 32)}
+FORWARD_RESIDENT_WORDS = 2048
+FORWARD_STREAMING_BLOCK = 8192
+# Widths that have chunks of their own, in words -> chunk, warps, chunks a step.
+FORWARD_CHUNKS = {
+    4096: (1024, 4, 4),
+    8192: (1024, 4, 4),
+    16384: (2048, 8, 4),
+    32768: (4096, 16, 1),
+    131072: (16384, 32, 4),
+    262144: (16384, 32, 4),
+}
 BACKWARD_RESIDENT_WORDS = 4096
 BACKWARD_STREAMING_BLOCK = 4096
 BACKWARD_SPLIT_BLOCK = 2048
@@ -307,6 +314,7 @@ def _plan_forward(
         "resident": polynorm_forward_resident,
         "streaming": polynorm_forward_streaming,
     }[plan.schedule]
+    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -317,6 +325,7 @@ def _plan_forward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
+        **stages,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -588,7 +597,6 @@ FORWARD_TILES = {
     512: (1, 1),
     1024: (1, 2),
     2048: (1, 4),
-    4096: (1, 8),
 }
 # Width in words -> rows a tile, warps, pipeline stages, programs a processor.
 BACKWARD_TILES = {
@@ -607,10 +615,15 @@ def forward_plan(n_columns: int, compute: torch.dtype) -> Plan:
     block = triton.next_power_of_2(n_columns)
     words = block * compute.itemsize // 4
     if words > FORWARD_RESIDENT_WORDS:
-        block, warps = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 16))
+        block, warps, stages = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 32, 4))
         # float64: a quarter of the columns, since numbers take two registers and functions many.
+        # Nor have registers room for several chunks then, or where no vector fits.
         return Plan(
-            "streaming", 1, block * 16 // compute.itemsize**2, min(warps, 128 // compute.itemsize)
+            "streaming",
+            1,
+            block * 16 // compute.itemsize**2,
+            min(warps, 128 // compute.itemsize),
+            stages if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
         )
     rows, warps = FORWARD_TILES[max(words, 64)]
     return Plan("resident", rows, block, warps)

@@ -46,7 +46,8 @@ RUNS += [(dtype, shape, "shipped") for shape, dtype in testing.in_turn(WIDE + OT
 RUNS += [(dtype, shape, "lowered") for shape, dtype in testing.in_turn(AROUND, DTYPES, 2)]
 # A row of each width that has a tile or a chunk of its own.
 RUNS += [
-    ("bfloat16", (1, n_columns), "shipped") for n_columns in (4096, 8192, 65536, 131072, 262144)
+    ("bfloat16", (1, n_columns), "shipped")
+    for n_columns in (4096, 8192, 16384, 32768, 131072, 262144)
 ]
 
 CASES = (

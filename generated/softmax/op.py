@@ -275,6 +275,7 @@ def _plan_backward(
         "reload": softmax_backward_reload,
         "streaming": softmax_backward_streaming,
     }[plan.schedule]
+    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -285,6 +286,7 @@ def _plan_backward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
+        **stages,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -355,11 +357,13 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(BACKWARD_WHOLE_WORDS, BACKWARD_WIDEST[element]):
         # float64: a quarter of the columns, since numbers take two registers and functions many.
+        # Nor have registers room for several chunks then, or where no vector fits.
         return Plan(
             "streaming",
             1,
             BACKWARD_STREAMING_BLOCK * 16 // compute.itemsize**2,
             128 // compute.itemsize,
+            4 if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
         )
     rows, warps = BACKWARD_TILES[max(words, 64)]
     schedule = "reload" if words in BACKWARD_RELOADED[element] else "resident"

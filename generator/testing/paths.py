@@ -14,6 +14,9 @@ def _reloaded(*widths: int) -> dict[int, tuple[int, ...]]:
     return dict.fromkeys((2, 4, 8), widths)
 
 
+SPLIT_VALUES = ("chunk", "rows", "warps", "stages", "programs")
+"""What ``_CHUNKS`` have where rows are split."""
+
 # The constants of op.py that a path changes. Forward and backward differ, so that the boundary of
 # one cannot pass for that of the other. Few rows are to make several groups of column sums, and
 # rows of 512 words take chunks of their own where the op has such widths.
@@ -24,7 +27,7 @@ BOUNDARIES: dict[str, dict[str, object]] = {
         "FORWARD_WHOLE_WORDS": 128,
         "FORWARD_RELOADED": _reloaded(128),
         "FORWARD_STREAMING_BLOCK": 128,
-        "FORWARD_CHUNKS": {512: (64, 4)},
+        "FORWARD_CHUNKS": {512: (64, 1, 4, 2, 1)},
         "BACKWARD_RESIDENT_WORDS": 32,
         "BACKWARD_WHOLE_WORDS": 64,
         "BACKWARD_RELOADED": _reloaded(64),
@@ -103,11 +106,14 @@ def on_path(op: Op, path: str) -> Iterator[None]:
 
 
 def _as_held(op: Op, name: str, value: object) -> object:
-    """A constant as the module holds it: rows that are not split have chunks and warps alone."""
+    """A constant as the module holds it: where rows are not split, a chunk, its warps, and perhaps
+    how many of them are a step of the walk."""
     held = getattr(op.module, name, None) if name.endswith("_CHUNKS") else None
-    if not held or not isinstance(value, dict) or len(next(iter(held.values()))) > 2:
+    length = len(next(iter(held.values()))) if held else len(SPLIT_VALUES)
+    if not isinstance(value, dict) or length == len(SPLIT_VALUES):
         return value
-    return {words: (chunk[0], chunk[min(2, len(chunk) - 1)]) for words, chunk in value.items()}
+    places = [SPLIT_VALUES.index(name) for name in ("chunk", "warps", "stages")[:length]]
+    return {words: tuple(chunk[place] for place in places) for words, chunk in value.items()}
 
 
 def schedules(op: Op, n_columns: int, itemsize: int) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kgen.build import render_all
 from kgen.lower import lower
 from kgen.schedule import schedule
-from kgen.spec import TUNED_WIDTHS, Spec, TunedTile, Tuning
+from kgen.spec import TUNED_WIDTHS, Spec, TunedTile, TunedValue, Tuning
 from kgen.tune.plans import directions_of
 
 
@@ -17,14 +17,16 @@ def with_every_kernel(spec: Spec) -> Spec:
     """The spec with a tuning under which all rows but the narrowest are read again.
 
     What no width takes is not built; a plan that is tried may need it. The chunk of the split's
-    first kernel, which is not tuned, is that of the spec.
+    first kernel, which is not tuned, is that of the spec; other walks take any number of stages.
     """
     said = {each.direction: each for each in spec.tuning}
     tuned = []
     for direction in directions_of(schedule(lower(spec))):
         before = said.get(direction.name, Tuning(direction.name, spec.at))
         again = ((TUNED_WIDTHS[1], TunedTile(spec.at, "reload")),) if direction.can_reload else ()
-        streaming = before.streaming if direction.is_split else None
+        streaming = before.streaming
+        if not direction.is_split and not direction.has_chunks:
+            streaming = TunedTile(spec.at, values=(TunedValue("stages", 2, spec.at),))
         tuned.append(Tuning(direction.name, before.at, again, streaming))
     return replace(spec, tuning=tuple(tuned))
 

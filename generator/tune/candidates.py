@@ -56,6 +56,12 @@ STREAMING = (
     Candidate("streaming", 1, 8192, 32),
     Candidate("streaming", 1, 16384, 16),
     Candidate("streaming", 1, 16384, 32),
+    Candidate("streaming", 1, 1024, 4, stages=4),
+    Candidate("streaming", 1, 2048, 8, stages=2),
+    Candidate("streaming", 1, 2048, 8, stages=4),
+    Candidate("streaming", 1, 4096, 16, stages=2),
+    Candidate("streaming", 1, 8192, 32, stages=4),
+    Candidate("streaming", 1, 16384, 32, stages=4),
 )
 LEAST_CHUNKS = 4096
 CHUNKS = (

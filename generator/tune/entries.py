@@ -30,7 +30,9 @@ def entries_of(direction: Direction, tiles: Tiles) -> Entries:
         if values:
             found[str(words)] = values
     if tiles.streaming != rule.streaming:
-        found["streaming"] = _chunk(tiles.streaming)
+        usual = _chunk(rule.streaming)
+        long = _chunk(tiles.streaming)
+        found["streaming"] = {k: v for k, v in long.items() if k != "stages" or v != usual[k]}
     if tiles.split != rule.split:
         found["split"] = _split(tiles.split)
     return found
@@ -100,7 +102,7 @@ def _tile(tile: Tile) -> Values:
 
 
 def _chunk(tile: Tile) -> Values:
-    return {"block": tile.words, "warps": tile.warps}
+    return {"block": tile.words, "warps": tile.warps, "stages": tile.stages}
 
 
 def _split(tile: Tile) -> Values:

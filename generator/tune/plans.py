@@ -23,6 +23,8 @@ class Candidate:
         shape = f"{self.schedule} {self.rows} x {self.block}, {self.warps} warps"
         if self.stages == self.programs == 1:
             return shape
+        if self.schedule == "streaming":
+            return f"{shape}, {self.stages} stages"
         return f"{shape}, {self.stages} stages, {self.programs} programs"
 
     @property
@@ -103,4 +105,4 @@ def chunk_plan(tiles: Tiles, is_split: bool) -> Candidate:
 def _long_plan(tile: Tile, is_split: bool) -> Candidate:
     if is_split:
         return whole_plan(tile, "split")
-    return Candidate("streaming", 1, tile.words, tile.warps)
+    return Candidate("streaming", 1, tile.words, tile.warps, tile.stages)
