@@ -246,7 +246,7 @@ def test_the_wrapper_says_how_many_chunks_are_a_step() -> None:
         "\n# Widths that have chunks of their own, in words -> chunk, warps, chunks a step."
         "\nFORWARD_CHUNKS = {32768: (4096, 8, 4)}\n",
         '\n    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}\n',
-        "        block, warps, stages = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 8, 4))\n",
+        "block, warps, stages = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 8, 4))\n",
         "            stages if n_columns % 16 == 0 and compute.itemsize == 4 else 1,\n",
         "            STAGES=2 if n_columns % 16 == 0 and compute.itemsize == 4 else 1,\n",
     ):
