@@ -31,7 +31,7 @@ class Configuration:
         rows: of a tile, or 0 where the kernel has no such constant; so ``block`` and ``stages``.
         block: columns of a tile.
         warps: of a program.
-        stages: of the pipelined loop.
+        stages: of the pipelined loop, or chunks of a step of a walk.
         options: all other constants and options of the compiler, as ``GROUPS=32``.
         digest: a hash of all that the compiled code depends on, but for the version of Triton.
     """
