@@ -215,9 +215,10 @@ def plan_constants(plan: OpSchedule, direction: str, tiles: Tiles, is_split: boo
     if is_split:
         text.append(f"{prefix}_SPLIT_BLOCK = {tiles.split.words}")
     if tiles.chunks:
-        values = "chunk, warps, chunks a step" if tiles.unrolls(is_split) else "chunk, warps"
-        values = "chunk, rows, warps, pipeline stages, programs" if is_split else values
-        chunks = (f"{words}: {_chunk_text(tiles, tile, is_split)}" for words, tile in tiles.chunks)
+        names = _chunk_names(tiles, is_split)
+        stages = "pipeline stages" if is_split else "chunks a step"
+        values = join(["chunk", *(stages if name == "stages" else name for name in names)])
+        chunks = (f"{words}: {_chunk_text(tile, names)}" for words, tile in tiles.chunks)
         text += [
             f"# Widths that have chunks of their own, in words -> {values}.",
             f"{prefix}_CHUNKS = {{{join(chunks)}}}",
@@ -225,12 +226,16 @@ def plan_constants(plan: OpSchedule, direction: str, tiles: Tiles, is_split: boo
     return lines(text)
 
 
-def _chunk_text(tiles: Tiles, tile: Tile, is_split: bool, block: str = "") -> str:
-    """A chunk as a tuple; ``block`` stands for its words."""
-    rest = [tile.warps, *[tile.stages] * tiles.unrolls(is_split)]
+def _chunk_names(tiles: Tiles, is_split: bool) -> tuple[str, ...]:
+    """What stands beside the words of a chunk: fields of ``Tile``."""
     if is_split:
-        rest = [tile.rows, tile.warps, tile.stages, tile.programs]
-    return f"({join([block or str(tile.words), *map(str, rest)])})"
+        return "rows", "warps", "stages", "programs"
+    return ("warps", "stages") if tiles.unrolls(is_split) else ("warps",)
+
+
+def _chunk_text(tile: Tile, names: Sequence[str], block: str = "") -> str:
+    """A chunk as a tuple; ``block`` stands for its words."""
+    return f"({join([block or str(tile.words), *(str(getattr(tile, n)) for n in names)])})"
 
 
 def _whole_name(tiles: Tiles) -> str:
@@ -251,10 +256,9 @@ def plan_text(plan: OpSchedule, direction: str, tiles: Tiles, is_split: bool) ->
     names = "rows, warps, stages, programs" if is_split else "rows, warps"
     rows, own = str(chunk.rows), []
     if tiles.chunks:
-        given = "block, warps, stages" if tiles.unrolls(is_split) else "block, warps"
-        given = "block, rows, warps, stages, programs" if is_split else given
-        usual = _chunk_text(tiles, chunk, is_split, block)
-        own = [f"    {given} = {prefix}_CHUNKS.get(words, {usual})"]
+        given = _chunk_names(tiles, is_split)
+        usual = _chunk_text(chunk, given, block)
+        own = [f"    {join(['block', *given])} = {prefix}_CHUNKS.get(words, {usual})"]
         block, warps = "block", "warps"
         if is_split:
             rows, rest = "rows", ", stages, programs"
