@@ -312,11 +312,23 @@ class _Retiling:
                 what = "sums" if self.has_sums else "does not sum"
                 message = f"{name} {what} gradients over rows, so its long rows are {long}"
                 self.problems.add(f"{message}, got '{tile.schedule}'", tile.reason_at)
-            is_walked = tile.schedule == "streaming" and not is_chunked(self.kernels)
+            is_walked = tile.schedule == "streaming"
             for value in () if self.has_sums else tile.values:
-                if value.name == "programs" or (value.name == "stages" and not is_walked):
+                if value.name == "programs":
                     message = f"{name} sums no gradients over rows, so its programs take one tile"
-                    self.problems.add(f"{message} each: remove '{value.name}'", value.at)
+                    self.problems.add(f"{message} each: remove 'programs'", value.at)
+                elif value.name == "stages" and not (is_chunked(self.kernels) or is_walked):
+                    message = f"'stages' of {name} are the chunks of a step of a walk"
+                    advice = "write 'schedule: streaming' beside it, or remove it"
+                    self.problems.add(f"{message}: {advice}", value.at)
+            self._check_steps(tile)
+
+    def _check_steps(self, tile: TunedTile) -> None:
+        """Steps are of walks."""
+        for value in tile.values if is_chunked(self.kernels) else ():
+            if value.name == "stages":
+                message = f"each chunk of {self.tuning.direction} has a program, and nothing walks"
+                self.problems.add(f"{message}: remove 'stages'", value.at)
 
     def _streaming(self) -> Tile:
         tuned, tile = self.tuning.streaming, self.rule.streaming
@@ -325,10 +337,7 @@ class _Retiling:
         if not any(kernel.form in (Form.STREAMING, Form.CHUNKS) for kernel in self.kernels):
             message = f"no kernel of {self.tuning.direction} walks rows in chunks"
             self.problems.add(f"{message}: remove 'streaming'", tuned.at)
-        for value in tuned.values if is_chunked(self.kernels) else ():
-            if value.name == "stages":
-                message = f"each chunk of {self.tuning.direction} has a program, and nothing walks"
-                self.problems.add(f"{message}: remove 'stages'", value.at)
+        self._check_steps(tuned)
         return self._retiled(replace(tile, words=tuned.value("block", tile.words)), tuned)
 
     def _split(self) -> Tile:

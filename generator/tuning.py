@@ -96,6 +96,10 @@ class _Reader:
                 if value.name == "block" and value.value > width:
                     message = f"a chunk of {value.value} words is wider than rows of {width}"
                     self._problems.add(f"{message}: take a narrower one", value.at)
+            block, steps = tile.value("block", 0), tile.value("stages", 1)
+            if tile.schedule == "streaming" and block <= width < block * steps:
+                message = f"{steps} chunks of {block} words are more than rows of {width} have"
+                self._problems.add(f"{message}: take fewer stages", tile.at)
         elif tile.schedule == "reload" and width == TUNED_WIDTHS[0]:
             message = "the narrowest rows always stay in registers: remove 'schedule'"
             self._problems.add(message, tile.reason_at)

@@ -21,6 +21,7 @@ from kgen.view_autograd import (
 from kgen.view_module import ModuleView, module_view
 from kgen.view_pass import (
     PassView,
+    chunks_of_step,
     grid,
     is_by_itemsize,
     is_limited,
@@ -109,7 +110,8 @@ class OpView:
     has_sums: bool
     forward_constants: str
     forward_kernels: str
-    forward_unrolls: bool
+    unrolls: bool
+    forward_steps: str
     block: str
     forward_plan: str
     by_itemsize: bool
@@ -222,7 +224,12 @@ def op_view(plan: OpSchedule) -> OpView:
         has_sums=writer.has_sums,
         forward_constants=plan_constants(plan, "forward", forward, False),
         forward_kernels=kernel_choice(f"{spec.op}_forward", forward, True),
-        forward_unrolls=forward.unrolls(is_split=False),
+        forward_steps=(
+            chunks_of_step("plan.stages", matrices=writer.strided_matrices())
+            if forward.unrolls(is_split=False)
+            else ""
+        ),
+        unrolls=any(kernel.unrolls for kernel in plan.kernels),
         block=_block(plan),
         forward_plan=plan_text(plan, "forward", forward, False),
         by_itemsize=by_itemsize,
@@ -417,6 +424,10 @@ class _Wrapper:
         names = {v.name for v in strided(program)}
         names |= {v.name for v in program.variables if v.sharing and v.sharing.columns}
         return [i for i in self.spec.inputs if i.name in names]
+
+    def strided_matrices(self) -> list[str]:
+        """The matrices whose strides the forward kernels are given."""
+        return [i.name for i in self.read_by_plan() if i.spread is Kind.MATRIX]
 
     def matrices(self) -> str:
         """What is loaded for every element of a row."""

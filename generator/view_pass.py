@@ -50,7 +50,7 @@ class PassView:
     column_bytes: str
     whole_kernel: str
     whole_kernels: str
-    unrolls: bool
+    steps: str
     grid: str
     resident_numbers: str
     split_rows: str
@@ -91,7 +91,7 @@ def pass_view(plan: OpSchedule, each: Pass, tiles: Tiles, arguments: Sequence[st
         column_bytes=writer.column_bytes(),
         whole_kernel=whole_kernel(f"{plan.row_op.spec.op}_{each.name}", tiles),
         whole_kernels=kernel_choice(f"{plan.row_op.spec.op}_{each.name}", tiles, not sums),
-        unrolls=not sums and tiles.unrolls(is_split=False),
+        steps=("" if sums or not tiles.unrolls(is_split=False) else writer.steps("plan.stages")),
         grid="" if sums else grid(each.kernels),
         resident_numbers=writer.numbers_of("resident"),
         split_rows=writer.split_rows(tiles.streaming),
@@ -270,9 +270,10 @@ def plan_text(plan: OpSchedule, direction: str, tiles: Tiles, is_split: bool) ->
         comment = [f"    # float64: a quarter of the columns, {why}."]
         block += " * 16 // compute.itemsize**2"
         if tiles.unrolls(is_split):
-            rest = f", {unrolled('stages' if tiles.chunks else str(chunk.stages))}"
+            stages = "stages" if tiles.chunks else str(chunk.stages)
+            rest = f", {chunks_of_step(stages, *SEVERAL_FIT)}"
             comment.append(
-                "    # Nor have registers room for several chunks then, or where no vector fits."
+                "    # One chunk a step then, and where no vector fits: registers are short."
             )
         if 32 in (chunk.warps, *(each.warps for _, each in tiles.chunks)):
             most = "128 // compute.itemsize"
@@ -295,9 +296,14 @@ def plan_text(plan: OpSchedule, direction: str, tiles: Tiles, is_split: bool) ->
     return lines(text)
 
 
-def unrolled(stages: str) -> str:
-    """The chunks of a step: without vectors, and in float64, one fills the registers."""
-    return f"{stages} if n_columns % 16 == 0 and compute.itemsize == 4 else 1"
+SEVERAL_FIT = ("n_columns % 16 == 0", "compute.itemsize == 4")
+"""Where registers hold several chunks: with vectors, and not in float64."""
+
+
+def chunks_of_step(stages: str, *conditions: str, matrices: Sequence[str] = ()) -> str:
+    """How many chunks are a step: one unless all is so, and the rows of ``matrices`` aligned."""
+    aligned = [f"_are_aligned({join(matrices)})"] if matrices else []
+    return f"{stages} if {' and '.join([*conditions, *aligned])} else 1"
 
 
 def whole_kernel(prefix: str, tiles: Tiles) -> str:
@@ -419,6 +425,11 @@ class _PassWriter:
         if self.each.column_sums:
             names |= {v.name for v in self.each.program.variables if v.fills_matrix}
         return [v for v in read_by(self.each) if v.name in names]
+
+    def steps(self, stages: str, *conditions: str) -> str:
+        """The chunks of a step, which depend on the strides of the matrices too."""
+        matrices = [v.name for v in self.read_by_plan() if v.type.kind is Kind.MATRIX]
+        return chunks_of_step(stages, *conditions, matrices=matrices)
 
     def summed(self, gradient: str) -> Input | None:
         """The input whose gradient is a sum, if this is the gradient of one."""
@@ -622,7 +633,7 @@ class _PassWriter:
                 "    COMPUTE=TRITON_DTYPES[compute],",
                 "    ROWS=1,",
                 f"    BLOCK={self.each.name.upper()}_STREAMING_BLOCK * 2 // call.itemsize,",
-                *[f"    STAGES={unrolled(str(tile.stages))},"] * kernel.unrolls,
+                *[f"    STAGES={self.steps(str(tile.stages), *SEVERAL_FIT)},"] * kernel.unrolls,
                 f"    num_warps={tile.warps},",
                 ")",
             ]

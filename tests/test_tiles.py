@@ -245,17 +245,46 @@ def test_the_wrapper_says_how_many_chunks_are_a_step() -> None:
     for line in (
         "\n# Widths that have chunks of their own, in words -> chunk, warps, chunks a step."
         "\nFORWARD_CHUNKS = {32768: (4096, 8, 4)}\n",
-        '\n    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}\n',
+        "\n    stages = plan.stages if _are_aligned(x) else 1"
+        '\n    steps = {"STAGES": stages} if plan.schedule == "streaming" else {}\n',
         "block, warps, stages = FORWARD_CHUNKS.get(words, (FORWARD_STREAMING_BLOCK, 8, 4))\n",
         "            stages if n_columns % 16 == 0 and compute.itemsize == 4 else 1,\n",
-        "            STAGES=2 if n_columns % 16 == 0 and compute.itemsize == 4 else 1,\n",
+        "2 if n_columns % 16 == 0 and compute.itemsize == 4 and _are_aligned(x, dy) else 1\n",
     ):
         assert line in files["rmsnorm/op.py"], line
     walks = re.findall(r"tl\.range\(0, n_columns, (.*)\):", files["rmsnorm/kernels.py"])
     assert walks == ["BLOCK, loop_unroll_factor=STAGES"] * 3
     plain = render_op(plan_of("rmsnorm").row_op.spec)
     assert "loop_unroll_factor" not in plain["rmsnorm/kernels.py"]
-    assert "**stages" not in plain["rmsnorm/op.py"]
+    assert "**steps" not in plain["rmsnorm/op.py"] and "aligned" not in plain["rmsnorm/op.py"]
+
+
+def test_rows_that_begin_where_no_vector_fits_take_one_chunk_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "tuning:\n  forward:\n    2048: {schedule: streaming}\n    streaming: {stages: 4}\n"
+    text += "  backward:\n    2048: {schedule: split}\n    streaming: {stages: 2}\n"
+    for path, code in render_op(plan_of("rmsnorm", text).row_op.spec).items():
+        target = tmp_path / "kgen_steps" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    op = importlib.import_module("kgen_steps.rmsnorm.op")
+    wide = torch.zeros(3, 2100, dtype=torch.bfloat16)
+    for x, stages in (
+        (wide[:, :2000].contiguous(), 4),
+        (wide.view(-1)[: 3 * 2096].view(3, 2096)[:, :2000], 4),
+        (wide[:, :2000], 1),  # rows are 2100 apart
+        (wide.view(-1)[1:6001].view(3, 2000), 1),  # 2 bytes off
+        (wide[:, :2001].contiguous(), 1),
+        (wide[:, :2000].double(), 1),
+    ):
+        call = op._Call(x, None)
+        assert call.forward.main.constants["STAGES"] == stages, (x.shape, x.stride())
+        dy = torch.zeros_like(x, memory_format=torch.contiguous_format)
+        rows = op._plan_backward(call, (True, False, False, False), x, dy).rows
+        assert rows.constants["STAGES"] == min(2, stages)
+    assert "STAGES" not in op._Call(wide[:, :1000], None).forward.main.constants
 
 
 OWN_CHUNKS = """\

@@ -301,7 +301,7 @@ def test_chunks_that_are_loaded_together_win_too() -> None:
         times[words][together] = 80.0
     tiles = choose(direction, times, MARGIN).tiles
     assert tiles.streaming == together.tile
-    written = {"streaming": {"block": 16384, "warps": 32, "stages": 4}}
+    written = {"streaming": {"block": 16384, "stages": 4}}
     assert entries_of(direction, tiles) == written
     assert str(together) == "streaming 1 x 16384, 32 warps, 4 stages"
 

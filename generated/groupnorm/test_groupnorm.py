@@ -36,6 +36,8 @@ OTHER = ((0, 257), (128, 33), (257,), (2, 1, 3, 129))
 # On both sides of boundaries between schedules and chunks that are lowered to some 100 columns.
 AROUND = ((4, 9, 33), (17, 65), (2, 127), (2, 128), (2, 3, 129), (3, 256), (2, 257), (2, 513))
 AROUND += ((37, 1, 33), (3, 1, 256), (5, 24), (3, 12))
+# Chunks that fill steps of several, and some that are left.
+AROUND += ((2, 272), (2, 528))
 
 PATHS = ("shipped", "lowered", "reread")
 # Short rows in every dtype, the others in two of them in turn.

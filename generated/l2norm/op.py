@@ -238,7 +238,8 @@ def _plan_forward(
         "reload": l2norm_forward_reload,
         "streaming": l2norm_forward_streaming,
     }[plan.schedule]
-    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
+    stages = plan.stages if _are_aligned(x) else 1
+    steps = {"STAGES": stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -249,7 +250,7 @@ def _plan_forward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
-        **stages,
+        **steps,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -299,7 +300,8 @@ def _plan_backward(
         "reload": l2norm_backward_reload,
         "streaming": l2norm_backward_streaming,
     }[plan.schedule]
-    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
+    stages = plan.stages if _are_aligned(x, dy) else 1
+    steps = {"STAGES": stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -311,7 +313,7 @@ def _plan_backward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
-        **stages,
+        **steps,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -319,8 +321,9 @@ def _plan_backward(
 
 
 class Plan(NamedTuple):
-    """One launch: the schedule, the tile, its warps, pipeline stages and programs a processor.
+    """One launch: the schedule, the tile, its warps, stages and programs a processor.
 
+    Stages are tiles that are loaded at once: by a pipeline, or by a step of a walk.
     Where rows share a tile the kernel is compiled without fused multiply-adds, since the compiler
     may choose others for each row: the bits would depend on a row's place in the tile.
     """
@@ -370,7 +373,7 @@ def forward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(FORWARD_WHOLE_WORDS, FORWARD_WIDEST[element]):
         # float64: a quarter of the columns, since numbers take two registers and functions many.
-        # Nor have registers room for several chunks then, or where no vector fits.
+        # One chunk a step then, and where no vector fits: registers are short.
         return Plan(
             "streaming",
             1,
@@ -390,7 +393,7 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(BACKWARD_WHOLE_WORDS, BACKWARD_WIDEST[element]):
         # float64: a quarter of the columns, since numbers take two registers and functions many.
-        # Nor have registers room for several chunks then, or where no vector fits.
+        # One chunk a step then, and where no vector fits: registers are short.
         return Plan(
             "streaming",
             1,
@@ -460,6 +463,14 @@ def _row_stride(tensor: torch.Tensor | None, has_columns: bool = True) -> int | 
         # One row: the stride it would have among others, so that the same kernel runs.
         return strides[-1] if strides else tensor.numel()
     return row_stride
+
+
+def _are_aligned(*matrices: torch.Tensor | None) -> bool:
+    """Whether every row of these begins where vectors fit, as Triton judges: at multiples of 16."""
+    return all(
+        matrix is None or (matrix.data_ptr() % 16 == 0 and (_row_stride(matrix) or 0) % 16 == 0)
+        for matrix in matrices
+    )
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

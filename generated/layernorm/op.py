@@ -432,7 +432,9 @@ def _plan_backward(
             COMPUTE=TRITON_DTYPES[compute],
             ROWS=1,
             BLOCK=BACKWARD_STREAMING_BLOCK * 2 // call.itemsize,
-            STAGES=4 if n_columns % 16 == 0 and compute.itemsize == 4 else 1,
+            STAGES=(
+                4 if n_columns % 16 == 0 and compute.itemsize == 4 and _are_aligned(x, dy) else 1
+            ),
             num_warps=16,
         )
         main = Launch(
@@ -475,8 +477,9 @@ def _plan_backward(
 
 
 class Plan(NamedTuple):
-    """One launch: the schedule, the tile, its warps, pipeline stages and programs a processor.
+    """One launch: the schedule, the tile, its warps, stages and programs a processor.
 
+    Stages are tiles that are loaded at once: by a pipeline, or by a step of a walk.
     Where rows share a tile the kernel is compiled without fused multiply-adds, since the compiler
     may choose others for each row: the bits would depend on a row's place in the tile.
     """
@@ -645,6 +648,14 @@ def _row_stride(tensor: torch.Tensor | None, has_columns: bool = True) -> int | 
         # One row: the stride it would have among others, so that the same kernel runs.
         return strides[-1] if strides else tensor.numel()
     return row_stride
+
+
+def _are_aligned(*matrices: torch.Tensor | None) -> bool:
+    """Whether every row of these begins where vectors fit, as Triton judges: at multiples of 16."""
+    return all(
+        matrix is None or (matrix.data_ptr() % 16 == 0 and (_row_stride(matrix) or 0) % 16 == 0)
+        for matrix in matrices
+    )
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -96,13 +96,13 @@ def polynorm_forward_resident(
     m4 = row_mean(u * u * (u * u), n_columns)
     # m6 = mean((u * u * u) * (u * u * u))
     m6 = row_mean(u * u * u * (u * u * u), n_columns)
-    # r2 = rsqrt(m4 + eps * (s2 * s2))
-    r2 = tl.rsqrt(m4 + eps * (s2 * s2))
+    # r2 = rsqrt(m4 + eps * s2 * s2)
+    r2 = tl.rsqrt(m4 + eps * s2 * s2)
     if r2_ptr is not None:
         tl.store(r2_ptr + row, r2, mask=in_rows)
 
-    # r3 = rsqrt(m6 + eps * (s2 * s2 * s2))
-    r3 = tl.rsqrt(m6 + eps * (s2 * s2 * s2))
+    # r3 = rsqrt(m6 + eps * s2 * s2 * s2)
+    r3 = tl.rsqrt(m6 + eps * s2 * s2 * s2)
     if r3_ptr is not None:
         tl.store(r3_ptr + row, r3, mask=in_rows)
 
@@ -183,13 +183,13 @@ def polynorm_forward_streaming(
     m4 = row_mean(m4_lanes, n_columns)
     # m6 = mean((u * u * u) * (u * u * u))
     m6 = row_mean(m6_lanes, n_columns)
-    # r2 = rsqrt(m4 + eps * (s2 * s2))
-    r2 = tl.rsqrt(m4 + eps * (s2 * s2))
+    # r2 = rsqrt(m4 + eps * s2 * s2)
+    r2 = tl.rsqrt(m4 + eps * s2 * s2)
     if r2_ptr is not None:
         tl.store(r2_ptr + row, r2, mask=in_rows)
 
-    # r3 = rsqrt(m6 + eps * (s2 * s2 * s2))
-    r3 = tl.rsqrt(m6 + eps * (s2 * s2 * s2))
+    # r3 = rsqrt(m6 + eps * s2 * s2 * s2)
+    r3 = tl.rsqrt(m6 + eps * s2 * s2 * s2)
     if r3_ptr is not None:
         tl.store(r3_ptr + row, r3, mask=in_rows)
 

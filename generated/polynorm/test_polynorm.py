@@ -38,6 +38,8 @@ OTHER = ((0, 257), (128, 33), (257,), (2, 1, 3, 129))
 # On both sides of boundaries between schedules and chunks that are lowered to some 100 columns.
 AROUND = ((4, 9, 33), (17, 65), (2, 127), (2, 128), (2, 3, 129), (3, 256), (2, 257), (2, 513))
 AROUND += ((37, 1, 33), (3, 1, 256), (5, 24), (3, 12))
+# Chunks that fill steps of several, and some that are left.
+AROUND += ((2, 272), (2, 528))
 
 PATHS = ("shipped", "lowered")
 # Short rows in every dtype, the others in two of them in turn.
@@ -54,6 +56,11 @@ CASES = (
     testing.Case(
         "two_and_minus_one",
         given={"x": [[2, -1]], "cubic": 1, "square": 0, "linear": 0, "eps": 0},
+        expect={"y": [[1.403293, -0.175412]]},
+    ),
+    testing.Case(
+        "tiny",
+        given={"x": [[2e-07, -1e-07]], "cubic": 1, "square": 0, "linear": 0, "eps": 0},
         expect={"y": [[1.403293, -0.175412]]},
     ),
 )

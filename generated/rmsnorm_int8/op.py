@@ -190,8 +190,9 @@ def _plan_forward(
 
 
 class Plan(NamedTuple):
-    """One launch: the schedule, the tile, its warps, pipeline stages and programs a processor.
+    """One launch: the schedule, the tile, its warps, stages and programs a processor.
 
+    Stages are tiles that are loaded at once: by a pipeline, or by a step of a walk.
     Where rows share a tile the kernel is compiled without fused multiply-adds, since the compiler
     may choose others for each row: the bits would depend on a row's place in the tile.
     """

@@ -275,7 +275,8 @@ def _plan_backward(
         "reload": softmax_backward_reload,
         "streaming": softmax_backward_streaming,
     }[plan.schedule]
-    stages = {"STAGES": plan.stages} if plan.schedule == "streaming" else {}
+    stages = plan.stages if _are_aligned(dy) else 1
+    steps = {"STAGES": stages} if plan.schedule == "streaming" else {}
     main = Launch(
         kernel,
         (triton.cdiv(n_rows, plan.rows),),
@@ -286,7 +287,7 @@ def _plan_backward(
         COMPUTE=TRITON_DTYPES[compute],
         ROWS=plan.rows,
         BLOCK=plan.block,
-        **stages,
+        **steps,
         num_warps=plan.warps,
         enable_fp_fusion=plan.rows == 1,
     )
@@ -294,8 +295,9 @@ def _plan_backward(
 
 
 class Plan(NamedTuple):
-    """One launch: the schedule, the tile, its warps, pipeline stages and programs a processor.
+    """One launch: the schedule, the tile, its warps, stages and programs a processor.
 
+    Stages are tiles that are loaded at once: by a pipeline, or by a step of a walk.
     Where rows share a tile the kernel is compiled without fused multiply-adds, since the compiler
     may choose others for each row: the bits would depend on a row's place in the tile.
     """
@@ -357,7 +359,7 @@ def backward_plan(n_columns: int, compute: torch.dtype, itemsize: int) -> Plan:
     element = itemsize if n_columns % 16 == 0 else 8
     if words > min(BACKWARD_WHOLE_WORDS, BACKWARD_WIDEST[element]):
         # float64: a quarter of the columns, since numbers take two registers and functions many.
-        # Nor have registers room for several chunks then, or where no vector fits.
+        # One chunk a step then, and where no vector fits: registers are short.
         return Plan(
             "streaming",
             1,
@@ -427,6 +429,14 @@ def _row_stride(tensor: torch.Tensor | None, has_columns: bool = True) -> int | 
         # One row: the stride it would have among others, so that the same kernel runs.
         return strides[-1] if strides else tensor.numel()
     return row_stride
+
+
+def _are_aligned(*matrices: torch.Tensor | None) -> bool:
+    """Whether every row of these begins where vectors fit, as Triton judges: at multiples of 16."""
+    return all(
+        matrix is None or (matrix.data_ptr() % 16 == 0 and (_row_stride(matrix) or 0) % 16 == 0)
+        for matrix in matrices
+    )
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ choice of bool params is called. Configurations that several widths share are li
 | columns | the narrowest and the widest N of the calls that take the configuration |
 | multiple_of | 16 if all of them are multiples of 16, or else 1 |
 | rows, block | the tile: rows, and columns of each |
-| warps, stages | warps of a program; stages of its pipelined loop, or chunks of a step of its walk |
+| warps, stages | warps of a program; stages of its pipeline, or chunks of a step of its walk |
 | options | other constants of the kernel, and options of the compiler that are not the default |
 | registers | 32-bit registers of a lane |
 | stack | bytes of local memory of a lane, for whatever purpose |

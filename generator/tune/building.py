@@ -17,7 +17,7 @@ def with_every_kernel(spec: Spec) -> Spec:
     """The spec with a tuning under which all rows but the narrowest are read again.
 
     What no width takes is not built; a plan that is tried may need it. The chunk of the split's
-    first kernel, which is not tuned, is that of the spec; other walks take any number of stages.
+    first kernel, which is not tuned, is that of the spec; other walks take any stages.
     """
     said = {each.direction: each for each in spec.tuning}
     tuned = []

@@ -97,7 +97,7 @@ def candidates(direction: Direction, words: int) -> tuple[Candidate, ...]:
         known += SPLIT if words >= LEAST_SPLIT else ()
     elif words >= (LEAST_CHUNKS if direction.has_chunks else LEAST_STREAMING):
         chunks = CHUNKS if direction.has_chunks else STREAMING
-        known += [plan for plan in chunks if plan.block < words]
+        known += [p for p in chunks if p.block < words and p.block * p.stages <= words]
     return tuple(dict.fromkeys(known))
 
 

@@ -30,11 +30,9 @@ def entries_of(direction: Direction, tiles: Tiles) -> Entries:
         if values:
             found[str(words)] = values
     if tiles.streaming != rule.streaming:
-        usual = _chunk(rule.streaming)
-        long = _chunk(tiles.streaming)
-        found["streaming"] = {k: v for k, v in long.items() if k != "stages" or v != usual[k]}
+        found["streaming"] = _others(_chunk(tiles.streaming), _chunk(rule.streaming))
     if tiles.split != rule.split:
-        found["split"] = _split(tiles.split)
+        found["split"] = _others(_split(tiles.split), _split(rule.split))
     return found
 
 
@@ -88,8 +86,12 @@ def _values(tile: Tile | None, rule: Tile | None, is_whole: bool, direction: Dir
         del values["stages"], values["programs"]
     if is_whole or rule is None:
         return values
-    before: Mapping[str, int | str] = _tile(rule)
-    return {name: value for name, value in values.items() if value != before[name]}
+    return _others(values, _tile(rule))
+
+
+def _others(values: Values, usual: Mapping[str, int | str]) -> Values:
+    """Those that are not the usual ones."""
+    return {name: value for name, value in values.items() if value != usual[name]}
 
 
 def _tile(tile: Tile) -> Values:
