@@ -611,6 +611,28 @@ def test_a_worked_case():
     assert text.startswith("fake, case three_four, shipped:\ndx: 2 of 2 elements off")
 
 
+@pytest.mark.parametrize("expect", [{}, {"y": [[0.848528, 1.131371]]}], ids=["nothing", "outputs"])
+@pytest.mark.parametrize("wrong", ["y", "dx", "dweight"])
+def test_a_worked_case_is_compared_with_the_reference_whatever_it_expects(wrong, expect):
+    def doubled(*values):
+        return 2 * RIGHT[wrong](*values)
+
+    given = {"x": [[3, 4]], "weight": [1, 1], "dy": [[1, 2]]}
+    case = testing.Case("three_four", given=given, expect=expect)
+    testing.check_worked(fake(), case, "shipped")
+    op = fake(**{wrong: doubled})
+    text = failure(lambda: testing.check_worked(op, case, "shipped"))
+    assert f"\n{wrong}: 2 of 2 elements off" in text
+
+
+def test_a_worked_case_without_an_upstream_gradient_has_its_outputs_compared():
+    case = testing.Case("large", given={"x": [[60000, -60000]]}, expect={})
+    testing.check_worked(fake(), case, "shipped")
+    op = fake(y=lambda *a: -right_y(*a))
+    text = failure(lambda: testing.check_worked(op, case, "shipped"))
+    assert "\ny: 2 of 2 elements off" in text
+
+
 # --- the contract ---
 
 
@@ -753,6 +775,131 @@ def test_params_stay_inside_their_bounds_and_leave_their_default():
     assert all(0 < v < 1 for v in choices(testing.Param("p", 0.5, minimum=0.0, maximum=1.0)))
     assert choices(testing.Param("flag", True)) == (False, True)
     assert choices(testing.Param("ignore", -100)) == (-100, 0, 1, 2, -99)
+
+
+# An op of which one target, given by a param, means that a row is ignored.
+Ignored = Callable[[torch.Tensor, int], torch.Tensor]
+
+
+def is_ignored(target, ignored):
+    return target == ignored
+
+
+def picked_reference(x, target, ignored=-100, seed=0):
+    logs = torch.log_softmax(x, -1)
+    is_kept = target != ignored
+    picked = logs.gather(-1, torch.where(is_kept, target, 0)[..., None])[..., 0]
+    return torch.where(is_kept, -picked, 0)
+
+
+def picked_op(
+    forward: Ignored = is_ignored,
+    backward: Ignored = is_ignored,
+    reference: Step = picked_reference,
+    params: tuple[testing.Param, ...] = (testing.Param("ignored", -100),),
+) -> testing.Op:
+    """The op whose kernels take these rows for ignored ones."""
+    module = ModuleType("picked")
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, target, ignored):
+            module.__dict__["calls"]["forward.resident"] += 1
+            ctx.save_for_backward(x, target)
+            ctx.ignored = ignored
+            x, column = x.float(), torch.arange(x.shape[-1])
+            picked = torch.where(column == target[..., None], x, 0).sum(-1)
+            return torch.where(forward(target, ignored), 0, torch.logsumexp(x, -1) - picked)
+
+        @staticmethod
+        def backward(ctx, dloss):
+            module.__dict__["calls"]["backward.resident"] += 1
+            x, target = ctx.saved_tensors
+            column = torch.arange(x.shape[-1])
+            slope = torch.softmax(x.float(), -1) - 1.0 * (column == target[..., None])
+            g = torch.where(backward(target, ctx.ignored), 0, dloss)
+            return (g[..., None] * slope).to(x.dtype), None, None
+
+    module.__dict__.update(
+        INTERPRETED=True,
+        FORWARD_RESIDENT_WORDS=32768,
+        BACKWARD_RESIDENT_WORDS=32768,
+        calls=Counter(),
+        picked=lambda x, target, ignored=-100, seed=0: Function.apply(x, target, ignored),
+        picked_reference=reference,
+    )
+    return testing.Op(
+        name="picked",
+        module=module,
+        inputs=(
+            testing.Input("x", "matrix"),
+            testing.Input("target", "per_row", element="int", grad=False),
+        ),
+        params=params,
+        outputs=(testing.Output("loss", dtype="compute"),),
+        tolerances=TOLERANCES,
+    )
+
+
+SHAPES = ((1, 1), (17, 65), (5, 127), (2, 128), (3, 129), (2, 3, 65), (4, 9, 33), (257,))
+
+
+def of_every_shape(op, check):
+    for shape in SHAPES:
+        check(op, shape, "float32")
+
+
+def never_negative(target, ignored):
+    return (target == ignored) & (target >= 0)
+
+
+def none(target, ignored):
+    return torch.zeros_like(target, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("wrong", [never_negative, none])
+def test_a_target_that_means_ignore_is_among_the_targets(wrong):
+    of_every_shape(picked_op(), testing.check_forward)
+    of_every_shape(picked_op(), testing.check_gradients)
+    text = failure(lambda: of_every_shape(picked_op(wrong), testing.check_forward))
+    assert "\nloss: " in text
+    op = picked_op(backward=wrong)
+    of_every_shape(op, testing.check_forward)
+    text = failure(lambda: of_every_shape(op, testing.check_gradients))
+    assert "\ndx: " in text and "\nright: loss" in text
+
+
+def test_some_entries_of_int_inputs_equal_an_int_param_and_others_do_not():
+    op = picked_op()
+    for shape in SHAPES:
+        call = arguments(op, shape, "float32")
+        plain = arguments(picked_op(params=()), shape, "float32")
+        target, before = call.tensors["target"], plain.tensors["target"]
+        assert torch.equal(call.tensors["x"], plain.tensors["x"])
+        assert torch.equal(target, arguments(op, shape, "float32").tensors["target"])
+        changed = target != before
+        assert (target[changed] == call.params["ignored"]).all()
+        assert changed.sum() <= target.numel() / 2
+        if shape == (17, 65):
+            assert (target == call.params["ignored"]).any()
+    fixed = arguments(op, (17, 65), "float32", vary=False)
+    assert torch.equal(fixed.tensors["target"], plain_target(17, 65))
+
+
+def plain_target(*shape):
+    return arguments(picked_op(params=()), shape, "float32").tensors["target"]
+
+
+def test_a_value_that_the_reference_refuses_is_not_drawn_and_hides_no_other():
+    """A seed of 1000 is no column of 65; ``ignored`` is drawn all the same, on either side."""
+    seed, ignored = testing.Param("seed", 1000, minimum=999), testing.Param("ignored", -100, -101)
+    for params in ((seed, ignored), (ignored, seed)):
+        target = arguments(picked_op(params=params), (17, 65), "float32").tensors["target"]
+        assert not (target >= 65).any()
+        assert (target != plain_target(17, 65)).any()
+    op = picked_op(params=(seed,))
+    target = arguments(op, (17, 65), "float32").tensors["target"]
+    assert torch.equal(target, plain_target(17, 65))
 
 
 @pytest.mark.parametrize("layout", {**testing.INPUT_LAYOUTS, **testing.REFUSED_LAYOUTS})

@@ -123,7 +123,7 @@ def _expect_wide(op: Op, dtypes: Mapping[str, str], others: Collection[str], pat
 
 
 def check_worked(op: Op, case: Case, path: str) -> None:
-    """A worked example of the spec: its numbers, not the reference's."""
+    """A worked example of the spec: what the reference gives, and the numbers of the spec."""
     tensors: Tensors = {}
     for entry in op.inputs:
         dtype = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}[entry.element]
@@ -145,6 +145,7 @@ def check_worked(op: Op, case: Case, path: str) -> None:
                     for name, value in above.items()
                 }
                 got = backward(op, call, given=dys)
+        report.results(got, reference(op, call, like=got if above else None))
         found = got.quantities()
         for name, value in case.expect.items():
             expected = torch.tensor(value, dtype=torch.float64)

@@ -81,7 +81,8 @@ def arguments(
 
     ``given`` names the optional inputs that are passed (all unless told), ``dtypes`` the inputs
     whose dtype is another one, ``integers`` asks for whole numbers in [-8, 8], and ``vary`` draws
-    the params too instead of taking their defaults.
+    the params too instead of taking their defaults, and puts the values of int params among the
+    entries of int inputs.
     """
     seed = generator(op.name, shape)
     if op.batched and len(shape) < 2:
@@ -93,7 +94,8 @@ def arguments(
         wanted = not entry.optional or given is None or entry.name in given
         tensors[entry.name] = _stored(entry, values, stored, op.device) if wanted else None
     params = {param.name: _param(param, seed) if vary else param.default for param in op.params}
-    return Arguments(tensors, params)
+    call = Arguments(tensors, params)
+    return _equal_to_params(op, call) if vary else call
 
 
 def upstream(op: Op, outputs: Mapping[str, torch.Tensor], integers: bool = False) -> Tensors:
@@ -167,6 +169,41 @@ def choices(param: Param) -> tuple[Number, ...]:
 def _param(param: Param, seed: torch.Generator) -> Number:
     known = choices(param)
     return known[int(torch.randint(len(known), (1,), generator=seed))]
+
+
+def _equal_to_params(op: Op, call: Arguments) -> Arguments:
+    """The same call with entries of int inputs equal to int params: one may mean 'ignore'.
+
+    Some entries of an input are, never all. A value that the reference refuses stays out: a seed
+    may be no column.
+    """
+    names = [param.name for param in op.params if type(param.default) is int]
+    for entry in op.inputs:
+        values = call.tensors[entry.name]
+        if entry.element != "int" or values is None:
+            continue
+        seed = generator(op.name, "equal to params", entry.name, tuple(values.shape))
+        some = torch.randperm(values.numel(), generator=seed)[: (values.numel() + 1) // 3]
+        for place, name in enumerate(names):
+            changed = values.flatten().clone()
+            changed[some[place :: len(names)].to(values.device)] = call.params[name]
+            changed = changed.reshape(values.shape)
+            if _is_taken(op, call.with_tensors({entry.name: changed})):
+                values = changed
+        call = call.with_tensors({entry.name: values})
+    return call
+
+
+def _is_taken(op: Op, call: Arguments) -> bool:
+    """Whether the reference gives results for these values."""
+    copies = (None if t is None else t.detach().cpu().clone() for t in call.tensors.values())
+    wide = (t.double() if t is not None and t.dtype.is_floating_point else t for t in copies)
+    try:
+        with torch.no_grad():
+            op.reference(*wide, **call.params)
+    except Exception:  # the user's code may raise whatever it likes
+        return False
+    return True
 
 
 def _values(entry: Input, shape: Shape, seed: torch.Generator, integers: bool) -> torch.Tensor:
