@@ -380,6 +380,88 @@ def test_a_reference_that_gives_nothing_finite_proves_nothing() -> None:
     )
 
 
+IGNORING = """
+op: nll
+summary: Cross entropy with rows that are ignored.
+source: an example
+inputs:
+  x: matrix
+  target: {kind: per_row, type: int}
+params:
+  ignored: {type: int, default: -100}
+outputs: {loss: compute}
+forward: |
+  lse = log(sum(exp(x)))
+  picked = sum(where(column == target, x, 0))
+  loss = where(target == ignored, 0, lse - picked)
+backward: derive
+reference: |
+  rows = torch.arange(target.numel())
+  logs = torch.log_softmax(x, -1).reshape(-1, x.shape[-1])
+  picked = logs[rows, target.flatten()]
+  return torch.where(target == ignored, 0, -picked.reshape(target.shape))
+"""
+
+
+def refused(text: str) -> Report:
+    """The report on a spec whose reference is only called with what it refuses once."""
+    report = verified(text)
+    assert all(row.agrees and row.cases for row in report.rows)
+    return report
+
+
+def test_a_reference_that_raises_for_a_value_that_formulas_compare_is_wrong() -> None:
+    report = refused(IGNORING)
+    assert not report.remarks
+    assert shown(report.problems) == (
+        "specs/op.yaml:19:3: error: the reference raises IndexError: index -100 is out of bounds "
+        "for dimension 1 with size 7 (called with x of shape (8, 7), ignored = -100, target = -100 "
+        "in some places)\n"
+        "      picked = logs[rows, target.flatten()]\n"
+        "      ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
+    )
+    masked = "torch.where(target == ignored, 0, target).flatten()"
+    assert verified(IGNORING.replace("target.flatten()", masked)).agrees
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "where(far == 0, 0, lse - picked)",
+        "where(not far == 0, lse - picked, 0)",
+        "where(ignored < target, lse - picked, where(target < ignored, lse - picked, 0))",
+    ],
+)
+def test_a_comparison_by_way_of_other_values_is_one(loss: str) -> None:
+    far = "  far = target - ignored\n" if "far" in loss else ""
+    lines = f"{far}  loss = {loss}"
+    text = IGNORING.replace("  loss = where(target == ignored, 0, lse - picked)", lines)
+    assert len(refused(text).problems) == 1
+
+
+def test_an_int_param_that_is_never_compared_may_be_refused_and_hides_no_other() -> None:
+    """A seed that is no column: what the other param finds is found on either side of it."""
+    seed, ignored = "seed: {type: int, default: 1000}", "ignored: {type: int, default: -100}"
+    text = IGNORING.replace("exp(x)", "exp(where(random(seed) < 2, x, 0))")
+    for params in (f"{seed}\n  {ignored}", f"{ignored}\n  {seed}"):
+        report = refused(text.replace(ignored, params))
+        (problem,), (remark,) = report.problems, report.remarks
+        assert "raises IndexError: index -100 is" in problem.message
+        assert "raises IndexError: index 1000 is" in remark.message
+        assert "target = 1000 in some places" in remark.message
+
+
+def test_the_command_says_what_the_reference_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nll.yaml").write_text(IGNORING, encoding="utf-8")
+    result = kgen_verify("nll.yaml")
+    assert result.exit_code == 1
+    assert "nll.yaml:19:3: error: the reference raises IndexError: index -100" in result.output
+    assert result.output.endswith("1 spec verified: 1 of them wrong (nll)\n")
+
+
 # --- the measure itself
 
 

@@ -228,6 +228,10 @@ def test_columns_that_cannot_be_shared() -> None:
     said, table = found(text.replace("bias: [[0, 0.5]]", ""), "groupnorm")
     assert "case 'two_channels' gives weight 3 columns, which do not divide the 4 of x\n" in said
     assert not table.agrees
+    report = verify(load_text(text.replace("bias: [[0, 0.5]]", ""), "specs/groupnorm.yaml"))
+    assert [problem.message for problem in report.problems] == [
+        "case 'two_channels' gives weight 3 columns, which do not divide the 4 of x"
+    ]
 
 
 RANDOM = """
@@ -290,3 +294,55 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "verdict": "DISAGREES",
     }
     assert [(each["line"], each["column"]) for each in entry["problems"]] == [(30, 24)]
+
+
+CASES_OF_ROWS = """
+op: picked
+summary: The entry of each row that is its place.
+source: an example
+inputs:
+  x: matrix
+  place: {kind: per_row, type: int}
+outputs: {y: compute}
+forward: |
+  y = sum(where(column == place, x, 0))
+backward: |
+  dx = where(column == place, dy, 0)
+reference: |
+  rows = x.reshape(-1, x.shape[-1])
+  y = rows[torch.arange(place.numel()), place.flatten()]
+  return y.reshape(place.shape)
+cases:
+  inside:
+    x: [[1, 2, 3], [4, 5, 6]]
+    place: [0, 2]
+    dy: [1, 1]
+  outside:
+    x: [[1, 2, 3], [4, 5, 6]]
+    place: [1, 7]EXPECT
+"""
+
+
+@pytest.mark.parametrize("expect", ["", "\n    expect: {y: [2, 0]}"])
+def test_a_case_that_the_reference_refuses(expect: str) -> None:
+    report = verify(load_text(CASES_OF_ROWS.replace("EXPECT", expect), "specs/picked.yaml"))
+    assert [format_problem(problem) for problem in report.problems] == [
+        "specs/picked.yaml:15:3: error: case 'outside': the reference raises IndexError: index 7 "
+        "is out of bounds for dimension 1 with size 3 (called with x of shape (2, 3), place = "
+        "[1, 7])\n"
+        "      y = rows[torch.arange(place.numel()), place.flatten()]\n"
+        "      ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^"
+    ]
+
+
+def test_a_case_for_which_only_the_reference_gives_another_number() -> None:
+    """The reference counts from the end here: random places are not negative."""
+    text = CASES_OF_ROWS.replace("[1, 7]EXPECT", "[1, -1]\n    dy: [1, 2]")
+    report = verify(load_text(text, "specs/picked.yaml"))
+    assert all(row.agrees for row in report.rows)
+    assert [problem.message for problem in report.problems] == [
+        "case 'outside' disagrees: y[1] is 0 where the reference gives 6 (x of shape (2, 3), "
+        "place = [1, -1])",
+        "case 'outside' disagrees: dx[1, 2] is 0 where autograd of the reference gives 2 (x of "
+        "shape (2, 3), place = [1, -1])",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import cast
@@ -23,8 +24,9 @@ from kgen.spec import (
     differentiable_outputs,
     gradient_name,
 )
-from kgen.verify.compare import CASES, SPEC, Table
-from kgen.verify.measure import Tensors, ahead, backward_of
+from kgen.verify.compare import AUTOGRAD, CASES, REFERENCE, SPEC, Table, gap
+from kgen.verify.facts import Facts
+from kgen.verify.measure import Measured, Tensors, ahead, backward_of, measure
 from kgen.verify.samples import Sample
 from torch import Tensor
 
@@ -48,6 +50,39 @@ def check_cases(op: RowOp, table: Table) -> list[Problem]:
         table.row(CASES, SPEC).add(number, max(error for error, _ in found))
         problems += [problem for _, problem in found if problem is not None]
     return problems
+
+
+def refer_cases(facts: Facts, *, disagreements: bool) -> list[Problem]:
+    """Hand every case to the reference, and say where it raises.
+
+    With ``disagreements`` also which outputs and gradients of the formulas are not those that it
+    gives.
+    """
+    problems: list[Problem] = []
+    for case in facts.op.spec.cases:
+        try:
+            one = measure(facts.op, facts.reference, None, _sample(facts.op, case))
+        except KgenError as error:
+            for problem in error.problems:
+                is_named = problem.message.startswith("case ")
+                words = problem.message if is_named else f"case '{case.name}': {problem.message}"
+                problems.append(Problem(words, problem.at))
+            continue
+        if disagreements:
+            problems += _differing(facts, case, one)
+    return problems
+
+
+def _differing(facts: Facts, case: Case, one: Measured) -> Iterator[Problem]:
+    """The quantities of a case for which formulas and reference give different numbers."""
+    for name, expected in {**one.outputs, **one.expected}.items():
+        got = facts.got(one, name)
+        is_output = name in one.outputs
+        allow = 1.0 if is_output else facts.allowed(name, one)
+        error = gap(got, expected, allow=allow, limits=is_output)
+        if error is not None and error > 1:
+            words = facts.worst(one, name, REFERENCE if is_output else AUTOGRAD)
+            yield _problem(case, f"disagrees: {words}")
 
 
 def _compared(op: RowOp, case: Case) -> Iterator[tuple[float, Problem | None]]:
@@ -91,7 +126,13 @@ def _sample(op: RowOp, case: Case) -> Sample:
             words = f"gives {name} of shape {tuple(dy.shape)}; it takes {own}"
             raise KgenError(_problem(case, words))
     params = {param.name: given.get(param.name, param.default) for param in spec.params}
-    return Sample(shape, inputs, cast(dict[str, Number], params), upstream)
+    ints = [entry.name for entry in spec.inputs if entry.element is Element.INT]
+    told = tuple(
+        f"{name} = {textwrap.shorten(str(tensor.tolist()), 80)}"
+        for name in ints
+        if (tensor := inputs[name]) is not None
+    )
+    return Sample(shape, inputs, cast(dict[str, Number], params), upstream, told=told)
 
 
 def _calculated(op: RowOp, sample: Sample, case: Case) -> Tensors:

@@ -53,27 +53,30 @@ class Facts:
         return float(one.sample.rows**0.5) if is_sum else 1.0
 
     def extent(self, row: Row) -> str:
-        """``y[0, 3] is 0.31 where the reference gives 1.2 (...)``: the worst entry of a sample."""
-        one = self.measured[row.failed[0]]
-        expected = self.expected(one, row.quantity, row.against)
+        """``y[0, 3] is 0.31 where the reference gives 1.2 (...)``, and what failures share."""
+        only = self.condition(row)
+        only = f", only {only}" if only else ""
+        return f"{self.worst(self.measured[row.failed[0]], row.quantity, row.against)}{only}"
+
+    def worst(self, one: Measured, quantity: str, against: str) -> str:
+        """The entry of a sample that is furthest off, and the call it is from."""
+        expected = self.expected(one, quantity, against)
         assert expected is not None
-        got = self.got(one, row.quantity).expand(expected.shape)
+        got = self.got(one, quantity).expand(expected.shape)
         error = (got - expected).abs()
         error[~expected.isfinite() & (got == expected)] = 0
         error[expected.isnan()] = -1
         error[error.isnan()] = float("inf")
         place = int(error.argmax())
         found, wanted = float(got.flatten()[place]), float(expected.flatten()[place])
-        side = f"{_ARTICLES.get(row.against, '')}{row.against}"
+        side = f"{_ARTICLES.get(against, '')}{against}"
         by = f"is {short(found)} where {side} gives {short(wanted)}"
         if short(found) == short(wanted):
             by = f"is off by {float(error.max()):.1g} where {side} gives {short(wanted)}"
         indices = [*divmod(place, expected.shape[-1])] if expected.dim() else []
         kept = [str(i) for i, size in zip(indices, expected.shape, strict=True) if size > 1]
-        entry = f"{row.quantity}[{', '.join(kept)}]" if kept else row.quantity
-        only = self.condition(row)
-        only = f", only {only}" if only else ""
-        return f"{entry} {by} ({described(self.op, one.sample)}){only}"
+        entry = f"{quantity}[{', '.join(kept)}]" if kept else quantity
+        return f"{entry} {by} ({described(self.op, one.sample)})"
 
     def condition(self, row: Row) -> str:
         """What the failing samples have in common that others have not: an input, a setting."""

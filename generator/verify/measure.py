@@ -44,8 +44,12 @@ class Measured:
 
 
 def measure(op: RowOp, reference: Reference, derived: RowOp | None, sample: Sample) -> Measured:
-    """Run all sides; raises ``KgenError`` for a reference that fails."""
-    with_gradients = op.backward is not None
+    """Run all sides, without gradients where none arrives.
+
+    Raises ``KgenError`` for a reference that fails.
+    """
+    arrives = any(dy is not None for dy in sample.upstream.values())
+    with_gradients = op.backward is not None and arrives
     outputs, dtypes, expected = referenced(op, reference, sample, with_gradients)
     if not with_gradients:
         with torch.no_grad():

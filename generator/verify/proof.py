@@ -11,7 +11,7 @@ from kgen.errors import KgenError, Problem
 from kgen.lower import RowOp, lower
 from kgen.spec import Spec, differentiable_inputs, gradient_name
 from kgen.verify.blame import blame
-from kgen.verify.cases import check_cases
+from kgen.verify.cases import check_cases, refer_cases
 from kgen.verify.compare import (
     AUTOGRAD,
     DERIVED,
@@ -29,7 +29,7 @@ from kgen.verify.double import double_backward
 from kgen.verify.facts import Facts
 from kgen.verify.measure import Measured, measure
 from kgen.verify.reference import Reference
-from kgen.verify.samples import samples
+from kgen.verify.samples import are_compared, samples
 from kgen.verify.slopes import detaches, lost, passes_gradcheck, rounds, slope_errors
 
 AS_REFERENCE = "as the reference"
@@ -65,8 +65,9 @@ def _verified(spec: Spec) -> Report:
     op = lower(spec)
     derived, remark = _derived(spec, op)
     reference = Reference(op)
-    facts = Facts(op, reference, _all_measured(op, reference, derived), Table())
-    remarks = [] if remark is None else [remark]
+    measured, refused, remarks = _all_measured(op, reference, derived)
+    facts = Facts(op, reference, measured, Table())
+    remarks += [] if remark is None else [remark]
     _compare_outputs(facts)
     if op.backward is not None:
         _compare_gradients(facts)
@@ -74,8 +75,10 @@ def _verified(spec: Spec) -> Report:
         remarks += _compare_detached(facts)
         _compare_double(facts)
         _check_reference(facts)
-    problems = [] if facts.table.agrees else blame(facts)
-    problems += check_cases(op, facts.table)
+    problems = [*refused, *([] if facts.table.agrees else blame(facts))]
+    numbers = check_cases(op, facts.table)
+    problems += refer_cases(facts, disagreements=not problems)
+    problems = list(dict.fromkeys([*problems, *numbers]))
     rows = sorted(facts.table.rows.values(), key=_order(facts))
     return Report(spec, rows, problems, remarks)
 
@@ -91,15 +94,28 @@ def _derived(spec: Spec, op: RowOp) -> tuple[RowOp | None, Problem | None]:
         return None, Problem(f"no derived backward to compare with: {reason.message}", reason.at)
 
 
-def _all_measured(op: RowOp, reference: Reference, derived: RowOp | None) -> list[Measured]:
-    measured = []
+def _all_measured(
+    op: RowOp, reference: Reference, derived: RowOp | None
+) -> tuple[list[Measured], list[Problem], list[Problem]]:
+    """What could be measured, and the samples that the reference refuses: problems and remarks.
+
+    A reference need not take an input that is equal to a param unless the formulas compare the two:
+    a seed may be no column.
+    """
+    measured: list[Measured] = []
+    problems: list[Problem] = []
+    remarks: list[Problem] = []
     for sample in samples(op):
         try:
             measured.append(measure(op, reference, derived, sample))
-        except KgenError:
-            if not sample.risky:
+        except KgenError as error:
+            if sample.equal is None:
                 raise
-    return measured
+            if are_compared(op, *sample.equal):
+                problems += error.problems
+            else:
+                remarks += error.problems
+    return measured, problems, remarks
 
 
 def _compare_outputs(facts: Facts) -> None:

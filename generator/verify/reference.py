@@ -196,6 +196,7 @@ def described(op: RowOp, sample: Sample) -> str:
         words[0] += f" and size {sample.scale:.1g}"
     words += [f"no {name}" for name, tensor in sample.inputs.items() if tensor is None]
     words += [f"{name} = {_number(value)}" for name, value in sample.params.items()]
+    words += sample.told
     return ", ".join(words)
 
 

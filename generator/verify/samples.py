@@ -10,7 +10,7 @@ from itertools import combinations, product
 
 import torch
 from kgen.interpret import Number
-from kgen.ir import Literal, walk
+from kgen.ir import COMPARISONS, LOGIC, REDUCTIONS, Literal, Op, Program, Ref, Term, walk
 from kgen.lower import RowOp
 from kgen.spec import Element, Input, Kind, Param, differentiable_outputs, is_batched
 from torch import Tensor
@@ -19,6 +19,7 @@ SHAPES = ((4, 7), (3, 1), (1, 5), (5, 16), (4, 2), (3, 33), (2, 2, 6), (9,))
 """Rows and columns, an op's leading dimensions before the last; (4, 7) is what most cases have."""
 
 _SUBSETS, _SWITCHES = 64, 16
+_APART = frozenset({*REDUCTIONS, *COMPARISONS, *LOGIC, "random"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Sample:
     """One call, in the shapes that a user passes: ``shape`` is the matrix's.
 
     ``inputs`` holds None for an optional input that is not given, ``upstream`` None for an output
-    whose gradient takes no part. In a ``risky`` sample the reference may refuse the values.
+    whose gradient takes no part. ``equal`` names an int input that has the value of an int param
+    in some places, and that param. ``told`` are the values of inputs that messages tell.
     """
 
     shape: tuple[int, ...]
@@ -34,7 +36,8 @@ class Sample:
     params: Mapping[str, Number]
     upstream: Mapping[str, Tensor | None]
     scale: float = 1.0
-    risky: bool = False
+    equal: tuple[str, str] | None = None
+    told: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -107,6 +110,32 @@ def small_samples(op: RowOp, seed: int) -> tuple[Sample, ...]:
     )
 
 
+def are_compared(op: RowOp, *names: str) -> bool:
+    """Whether one comparison of the formulas is between values that all these are part of."""
+    programs = [op.forward] if op.backward is None else [op.forward, op.backward]
+    return any(
+        isinstance(term, Op) and term.op in COMPARISONS and _parts(program, term) >= {*names}
+        for program in programs
+        for definition in program.definitions
+        for term in walk(definition.term)
+    )
+
+
+def _parts(program: Program, compared: Op) -> set[str]:
+    """The names that a comparison's two sides are calculated from, entry by entry."""
+    found: set[str] = set()
+    waiting: list[Term] = [*compared.arguments]
+    while waiting:
+        term = waiting.pop()
+        if isinstance(term, Ref) and term.name not in found:
+            found.add(term.name)
+            definition = program.definition(term.name)
+            waiting += [] if definition is None else [definition.term]
+        elif isinstance(term, Op) and term.op not in _APART:
+            waiting += term.arguments
+    return found
+
+
 class _Drawer:
     def __init__(self, op: RowOp, seed: int = 0) -> None:
         self.op, self.spec, self.seed = op, op.spec, seed
@@ -130,9 +159,11 @@ class _Drawer:
         if len(outputs) > 1:
             for name in outputs:
                 yield self.draw((4, 7), self.optional, self.defaults, above=(name,))
-        entries = (self.spec.inputs, self.spec.params)
-        if all(any(e.element is Element.INT for e in some) for some in entries):
-            yield self.draw((8, 7), self.optional, self.defaults, risky=True)
+        params = [param.name for param in self.spec.params if param.element is Element.INT]
+        for entry in self.spec.inputs:
+            for name in params if entry.element is Element.INT else ():
+                equal = entry.name, name
+                yield self.draw((8, 7), self.optional, self.defaults, equal=equal)
 
     def selections(self) -> Iterator[tuple[str, ...]]:
         """Every selection of the optional inputs, at most a bounded number of them."""
@@ -166,7 +197,7 @@ class _Drawer:
         *,
         scale: float = 1.0,
         above: Iterable[str] | None = None,
-        risky: bool = False,
+        equal: tuple[str, str] | None = None,
     ) -> Sample:
         """Random values, of which the seed is the case itself."""
         given = tuple(given)
@@ -175,25 +206,21 @@ class _Drawer:
         words = (self.spec.op, shape, given, sorted(params.items()), scale, self.seed)
         seed = torch.Generator().manual_seed(zlib.crc32(repr(words).encode()))
         inputs: dict[str, Tensor | None] = {}
+        told: tuple[str, ...] = ()
         for entry in self.spec.inputs:
             drawn = _values(entry, shape, seed, scale)
-            if risky and entry.element is Element.INT:
-                drawn = self._mixed(drawn, seed)
+            if equal is not None and entry.name == equal[0]:
+                # The param may be the one that means 'ignore'.
+                value = int(params[equal[1]])
+                drawn = torch.where(torch.rand(drawn.shape, generator=seed) < 0.4, value, drawn)
+                told = (f"{entry.name} = {value} in some places",)
             inputs[entry.name] = drawn if entry.absent is None or entry.name in given else None
         upstream: dict[str, Tensor | None] = {}
         for output in differentiable_outputs(self.spec):
             wide = self.op.output_kind(output) is Kind.MATRIX
             drawn = _upstream(shape if wide else shape[:-1], seed)
             upstream[output.name] = drawn if above is None or output.name in above else None
-        return Sample(shape, inputs, params, upstream, scale, risky)
-
-    def _mixed(self, drawn: Tensor, seed: torch.Generator) -> Tensor:
-        """Some of the entries equal to a param: it may be the one that means 'ignore'."""
-        for param in self.spec.params:
-            if param.element is Element.INT:
-                chosen = torch.rand(drawn.shape, generator=seed) < 0.4
-                drawn = torch.where(chosen, int(param.default), drawn)
-        return drawn
+        return Sample(shape, inputs, params, upstream, scale, equal, told)
 
 
 def _edges(param: Param) -> list[Number]:
