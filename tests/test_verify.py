@@ -520,7 +520,7 @@ def test_command_on_a_good_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     lines = [re.sub(r" +", " ", line).strip() for line in masked(result.output).splitlines()]
     assert lines == [
         "specs/softmax.yaml: softmax",
-        "quantity compared with error cases verdict",
+        "quantity compared with error / allowed cases verdict",
         "y reference E 10 agrees",
         "dx autograd of the reference E 10 agrees",
         "dx autograd of the formulas E 10 agrees",

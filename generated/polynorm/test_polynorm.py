@@ -60,8 +60,8 @@ CASES = (
     ),
     testing.Case(
         "tiny",
-        given={"x": [[2e-07, -1e-07]], "cubic": 1, "square": 0, "linear": 0, "eps": 0},
-        expect={"y": [[1.403293, -0.175412]]},
+        given={"x": [[2e-07, 1e-07]], "cubic": 1, "square": 0, "linear": 0, "eps": 0},
+        expect={"y": [[1.403293, 0.175412]]},
     ),
 )
 

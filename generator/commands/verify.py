@@ -45,7 +45,7 @@ def verify(specs: tuple[Path, ...], json_path: Path | None) -> None:
     that the spec's own cases expect with what the formulas give. The reference of each spec is run.
     Needs PyTorch, but no GPU and no Triton. Exits with 1 if anything disagrees.
 
-    The column 'error' is the largest error divided by what is allowed: above 1 disagrees.
+    The column 'error / allowed' has the largest error: above 1 disagrees.
 
     \b
     Examples:
@@ -96,7 +96,7 @@ def _verified(spec: Spec) -> Result:
 
 
 def _table(report: Report) -> Iterator[str]:
-    head = ("quantity", "compared with", "error", "cases", "verdict")
+    head = ("quantity", "compared with", "error / allowed", "cases", "verdict")
     rows = [head, *(_cells(row) for row in report.rows)]
     widths = [max(len(row[place]) for row in rows) for place in (2, 3)]
     aligned = [(*r[:2], r[2].rjust(widths[0]), r[3].rjust(widths[1]), r[4]) for r in rows]
