@@ -90,7 +90,7 @@ def test_a_wrong_number_in_exact_words() -> None:
         "                                ^^^^^^\n"
     )
     (row,) = table.rows.values()
-    assert (row.verdict, row.failed, row.cases) == ("DISAGREES", [0], 1)
+    assert (row.verdict, row.failed, row.cases) == ("DISAGREES", [0], 2)
 
 
 @pytest.mark.parametrize(
