@@ -437,7 +437,10 @@ class _Wrapper:
     def launch_names(self) -> str:
         """What op.py takes from launch.py."""
         names = ["UNKNOWN", "Launch", "Launches", "are_hooked", "facts", "layout", "remember"]
-        return join(names if self.plan.passes else [n for n in names if n not in _FOR_BACKWARD])
+        if self.plan.passes:
+            return join(names)
+        asked = ["UNKNOWN"] * any(kernel.unrolls for kernel in self.plan.kernels)
+        return join(name for name in names if name not in _FOR_BACKWARD or name in asked)
 
     def copies(self) -> str:
         text = []

@@ -627,10 +627,12 @@ def _row_stride(tensor: torch.Tensor | None, has_columns: bool = True) -> int | 
 
 def _are_aligned(*matrices: torch.Tensor | None) -> bool:
     """Whether every row of these begins where vectors fit, as Triton judges: at multiples of 16."""
-    return all(
-        matrix is None or (matrix.data_ptr() % 16 == 0 and (_row_stride(matrix) or 0) % 16 == 0)
-        for matrix in matrices
-    )
+    for matrix in matrices:
+        if facts(matrix) is UNKNOWN:
+            return False
+        if matrix is not None and (matrix.data_ptr() % 16 or (_row_stride(matrix) or 0) % 16):
+            return False
+    return True
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
