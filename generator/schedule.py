@@ -164,6 +164,11 @@ class OpSchedule:
         return (*self.forward, *(kernel for each in self.passes for kernel in each.kernels))
 
     @property
+    def unrolls(self) -> bool:
+        """Whether a kernel walks several chunks a step."""
+        return any(kernel.unrolls for kernel in self.kernels)
+
+    @property
     def least_block(self) -> int:
         """The fewest columns of a tile: of random numbers, four are drawn together."""
         definitions = (d for kernel in self.kernels for d in kernel.program.definitions)

@@ -229,7 +229,7 @@ def op_view(plan: OpSchedule) -> OpView:
             if forward.unrolls(is_split=False)
             else ""
         ),
-        unrolls=any(kernel.unrolls for kernel in plan.kernels),
+        unrolls=plan.unrolls,
         block=_block(plan),
         forward_plan=plan_text(plan, "forward", forward, False),
         by_itemsize=by_itemsize,
@@ -439,7 +439,7 @@ class _Wrapper:
         names = ["UNKNOWN", "Launch", "Launches", "are_hooked", "facts", "layout", "remember"]
         if self.plan.passes:
             return join(names)
-        asked = ["UNKNOWN"] * any(kernel.unrolls for kernel in self.plan.kernels)
+        asked = ["UNKNOWN"] * self.plan.unrolls
         return join(name for name in names if name not in _FOR_BACKWARD or name in asked)
 
     def copies(self) -> str:

@@ -83,7 +83,7 @@ def test_view(plan: OpSchedule) -> TestView:
         second_order=spec.double_backward,
         tuned=_tuned(spec),
         tuned_dtype=_tuned_dtype(spec),
-        unrolls=any(kernel.unrolls for kernel in plan.kernels),
+        unrolls=plan.unrolls,
         kept_columns=_kept_columns(plan) if "bfloat16" in spec.dtypes else 0,
     )
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
+import pytest
+from kgen.build import render_op
 from kgen.ir import Term
 from kgen.load import load, load_text
 from kgen.lower import RowOp, lower
 from kgen.schedule import Kernel, OpSchedule, schedule
+from kgen.spec import Spec
 from kgen.view import KernelView, kernels_view
 
 ROOT = Path(__file__).parent.parent
@@ -49,6 +54,17 @@ def shipped(name: str) -> RowOp:
     """A lowered spec of the repository: one of the zoo, or else one that is shipped."""
     path = ROOT / "tests" / "zoo" / f"{name}.yaml"
     return lower(load(path if path.exists() else ROOT / "specs" / f"{name}.yaml"))
+
+
+def built_op(spec: Spec, folder: Path, package: str) -> ModuleType:
+    """The module ``op`` of an op, built in a package below ``folder``."""
+    for path, text in render_op(spec).items():
+        target = folder / package / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        return importlib.import_module(f"{package}.{spec.op}.op")
 
 
 def kernels_text(row_op: RowOp) -> str:

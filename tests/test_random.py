@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,8 @@ from kgen.load import load_text
 from kgen.lower import lower
 from kgen.philox import random, random_at
 from kgen.schedule import schedule
-from kgen.spec import Spec
 from kgen.view import kernels_view
-from small_op import shipped, small_op
+from small_op import built_op, shipped, small_op
 
 SEEDS = (0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -(2**63), 123456789012345)
 STARTS = (0, 2**31 - 100, 2**32 - 100, 2**40, 2**50 + 1)
@@ -82,17 +80,6 @@ tuning:
 """
 
 
-def wrapper(spec: Spec, folder: Path) -> ModuleType:
-    """The wrapper of an op, built there."""
-    for path, source in render_op(spec).items():
-        target = folder / "kgen_random" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(source, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        return importlib.import_module(f"kgen_random.{spec.op}.op")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("random")
@@ -101,13 +88,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def op(folder: Path) -> ModuleType:
     """The wrapper of an op that draws random numbers."""
-    return wrapper(shipped("dropout_rmsnorm").spec, folder)
+    return built_op(shipped("dropout_rmsnorm").spec, folder, "kgen_random")
 
 
 @pytest.fixture(scope="module")
 def drawn_op(folder: Path) -> ModuleType:
     """The wrapper of an op that gives the numbers it draws."""
-    return wrapper(load_text(DRAWN, "specs/drawn.yaml"), folder)
+    return built_op(load_text(DRAWN, "specs/drawn.yaml"), folder, "kgen_random")
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -250,7 +237,7 @@ tuning:
 def test_programs_of_single_chunks_draw_the_numbers_of_their_columns(
     folder: Path, device: str
 ) -> None:
-    op = wrapper(load_text(IN_CHUNKS, "specs/in_chunks.yaml"), folder)
+    op = built_op(load_text(IN_CHUNKS, "specs/in_chunks.yaml"), folder, "kgen_random")
     x = torch.zeros(3, 1501, device=device, requires_grad=True)
     y = op.in_chunks(x, seed=7)
     y.backward(torch.ones_like(y))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from kgen.schedule import OpSchedule, schedule
 from kgen.spec import TUNED_WIDTHS
 from kgen.tiles import Tile, Tiles, limits, planned, tile_rule, untuned
 from kgen.traffic import launch
+from small_op import built_op
 
 SPECS = Path(__file__).parent.parent / "specs"
 
@@ -260,16 +260,11 @@ def test_the_wrapper_says_how_many_chunks_are_a_step() -> None:
 
 
 def test_rows_that_begin_where_no_vector_fits_take_one_chunk_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     text = "tuning:\n  forward:\n    2048: {schedule: streaming}\n    streaming: {stages: 4}\n"
     text += "  backward:\n    2048: {schedule: split}\n    streaming: {stages: 2}\n"
-    for path, code in render_op(plan_of("rmsnorm", text).row_op.spec).items():
-        target = tmp_path / "kgen_steps" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(code, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    op = importlib.import_module("kgen_steps.rmsnorm.op")
+    op = built_op(plan_of("rmsnorm", text).row_op.spec, tmp_path, "kgen_steps")
     wide = torch.zeros(3, 2100, dtype=torch.bfloat16)
     for x, stages in (
         (wide[:, :2000].contiguous(), 4),
@@ -300,16 +295,11 @@ tuning:
 
 
 def test_widths_with_own_chunks_run_in_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """The wrapper and ``launch`` agree on every width, and the results are right."""
     plan = planned(plan_of("rmsnorm", OWN_CHUNKS).row_op)
-    for path, text in render_op(plan.row_op.spec).items():
-        target = tmp_path / "kgen_own_chunks" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    op = importlib.import_module("kgen_own_chunks.rmsnorm.op")
+    op = built_op(plan.row_op.spec, tmp_path, "kgen_own_chunks")
 
     for columns in (1024, 2048, 4096, 8192, 16384, 262144):
         for element, compute in ((2, torch.float32), (4, torch.float32), (8, torch.float64)):
@@ -355,14 +345,9 @@ CHUNKS_OF_64 = """tuning:
 
 
 def test_the_grid_has_a_program_for_each_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    for path, text in render_op(plan_of("squared_relu", CHUNKS_OF_64).row_op.spec).items():
-        target = tmp_path / "kgen_chunks_of_64" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    op = importlib.import_module("kgen_chunks_of_64.squared_relu.op")
+    op = built_op(plan_of("squared_relu", CHUNKS_OF_64).row_op.spec, tmp_path, "kgen_chunks_of_64")
 
     device = "cpu" if op.INTERPRETED else "cuda"
     random = torch.Generator().manual_seed(0)

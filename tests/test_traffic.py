@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from kgen.body import Body
-from kgen.build import render_op
 from kgen.load import load
 from kgen.lower import lower
 from kgen.schedule import Form, Kernel, OpSchedule
@@ -32,7 +29,7 @@ from kgen.traffic import (
     traffic,
 )
 from kgen.view import kernels_view
-from small_op import ROOT, shipped, small_op
+from small_op import ROOT, built_op, shipped, small_op
 
 ALL_SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "zoo").glob("*.yaml")])
 SIZES = sorted({max(1, 2**power + step) for power in range(19) for step in (-1, 0, 1)})
@@ -57,17 +54,7 @@ def setting(plan: OpSchedule, rows: int, columns: int, dtype: str = "bfloat16") 
 def wrappers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModuleType]:
     """The generated ``op`` modules, by op."""
     folder = tmp_path_factory.mktemp("traffic")
-    for name in WRAPPERS:
-        spec = plan_of(name).row_op.spec
-        for path, text in render_op(spec).items():
-            target = folder / "kgen_traffic" / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
-    sys.path.insert(0, str(folder))
-    try:
-        return {name: importlib.import_module(f"kgen_traffic.{name}.op") for name in WRAPPERS}
-    finally:
-        sys.path.remove(str(folder))
+    return {n: built_op(plan_of(n).row_op.spec, folder, "kgen_traffic") for n in WRAPPERS}
 
 
 def decision(op: ModuleType, direction: str, element: int) -> Callable[[int], Any]:

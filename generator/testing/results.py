@@ -86,12 +86,10 @@ def reference(op: Op, call: Arguments, like: Result | None = None) -> Result:
     With the result of ``backward`` as ``like``, also the gradients that it has, by autograd.
     """
     wanted = set(like.gradients) if like else set()
-    wide: Tensors = {}
-    for name, tensor in call.tensors.items():
-        tensor = None if tensor is None else tensor.detach().cpu()
-        if tensor is not None and tensor.dtype.is_floating_point:
-            tensor = tensor.double().clone().requires_grad_(name in wanted)
-        wide[name] = tensor
+    wide = call.wide().tensors
+    for name, tensor in wide.items():
+        if tensor is not None and name in wanted:
+            tensor.requires_grad_()
     with torch.set_grad_enabled(bool(wanted)):
         outputs = named(op, op.reference(*wide.values(), **call.params))
         if like is None:

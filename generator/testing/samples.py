@@ -33,6 +33,14 @@ class Arguments:
         """The same call with some tensors replaced."""
         return replace(self, tensors={**self.tensors, **changed})
 
+    def wide(self) -> Arguments:
+        """The same call with floats in float64, on the CPU and in fresh memory."""
+        copies: Tensors = {}
+        for name, tensor in self.tensors.items():
+            copy = None if tensor is None else tensor.detach().cpu().clone()
+            copies[name] = copy.double() if copy is not None and copy.is_floating_point() else copy
+        return self.with_tensors(copies)
+
     def rows(self, op: Op, index: torch.Tensor) -> Arguments:
         """The same call for some of the rows of a matrix of rank 2, in fresh memory."""
         chosen = {
@@ -196,11 +204,9 @@ def _equal_to_params(op: Op, call: Arguments) -> Arguments:
 
 def _is_taken(op: Op, call: Arguments) -> bool:
     """Whether the reference gives results for these values."""
-    copies = (None if t is None else t.detach().cpu().clone() for t in call.tensors.values())
-    wide = (t.double() if t is not None and t.dtype.is_floating_point else t for t in copies)
     try:
         with torch.no_grad():
-            op.reference(*wide, **call.params)
+            op.reference(*call.wide().tensors.values(), **call.params)
     except Exception:  # the user's code may raise whatever it likes
         return False
     return True

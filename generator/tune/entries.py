@@ -24,7 +24,7 @@ def entries_of(direction: Direction, tiles: Tiles) -> Entries:
         if words in chunks:
             usual = _long(direction, tiles.split if direction.is_split else tiles.streaming)
             long = _long(direction, chunks[words])
-            values = {k: v for k, v in long.items() if k == "schedule" or v != usual[k]}
+            values = {"schedule": long["schedule"], **_others(long, usual)}
         elif words in schedules:
             values = {"schedule": schedules[words], **values}
         if values:
